@@ -1,0 +1,1 @@
+"""Typed, nested, strict configuration: one YAML file is one run."""

@@ -1,0 +1,146 @@
+"""What a run is: one YAML file, read whole before anything starts."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from rlt_dist.config.load import Strict, write_yaml
+from rlt_dist.config.model import ModelConfig, RltConfig
+
+
+class DataConfig(Strict):
+    """Which corpus is read, and in what pieces."""
+
+    path: Path
+    """Folder made by `rlt-dist data prepare`."""
+    lanes: PositiveInt
+    """G: streams read side by side; the global batch."""
+    segment: PositiveInt
+    """T: tokens of every lane per optimizer step; the truncation length of BPTT."""
+    max_document: PositiveInt | None = None
+    """A longer document is read as several of at most this many tokens; null: never cut."""
+
+
+class StateConfig(Strict):
+    """When a lane's carried state starts afresh."""
+
+    reset: Literal["document", "never"] = "document"
+    """`document`: at each document's start. `never`: the stream is one endless document."""
+
+
+class OptimizerConfig(Strict):
+    """AdamW. Vectors (norms, biases, the initial state) do not decay."""
+
+    learning_rate: PositiveFloat
+    betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip: PositiveFloat = 1.0
+    """Largest global gradient norm; a longer gradient is scaled down to it."""
+
+
+class ScheduleConfig(Strict):
+    """Linear warm-up, then a cosine to `minimum` at the last step."""
+
+    warmup: NonNegativeInt = 0
+    """Steps of the warm-up."""
+    minimum: NonNegativeFloat = 0.0
+    """Learning rate at the end."""
+
+
+class TrainConfig(Strict):
+    """How long, from what seed, in what numbers."""
+
+    steps: PositiveInt
+    seed: NonNegativeInt = 0
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """bfloat16: products in bfloat16; weights, gradients and carried state in float32."""
+    micro_batch: PositiveInt | None = None
+    """Lanes per forward and backward on one rank; null: all of the rank's lanes at once."""
+    log_every: PositiveInt = 10
+    """Steps between lines on a screen that is not a terminal."""
+    max_skips: PositiveInt = 10
+    """Steps skipped in a row (loss or gradient not finite) after which the run stops."""
+
+
+class ValidationConfig(Strict):
+    """Loss on held-out text during training, read with its own lanes and state."""
+
+    every: PositiveInt | None = 100
+    """Steps between validations; null: none."""
+    segments: PositiveInt = 8
+    """Segments of every lane read each time, from the start of the validation split."""
+
+
+class CheckpointConfig(Strict):
+    """When a checkpoint is written; the last step always is."""
+
+    every: PositiveInt = 100
+    keep: PositiveInt = 3
+    """How many of the newest are kept."""
+
+
+class RunConfig(Strict):
+    """A whole run."""
+
+    run_folder: Path
+    """Everything the run writes: configuration, metrics, checkpoints."""
+    model: ModelConfig
+    data: DataConfig
+    state: StateConfig = StateConfig()
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig
+    validation: ValidationConfig = ValidationConfig()
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
+
+    @property
+    def bounded_model(self) -> ModelConfig:
+        """The model with its memory_len no longer than any document can be.
+
+        A token of a document of at most N tokens reaches back at most N - 1 positions, so this
+        changes no result; it is what bounds the carried memory.
+        """
+        longest = self.data.max_document
+        if not isinstance(self.model, RltConfig) or self.state.reset == "never" or longest is None:
+            return self.model
+        reach = longest - 1
+        if self.model.memory_len is not None:
+            reach = min(reach, self.model.memory_len)
+        return self.model.model_copy(update={"memory_len": reach})
+
+    @model_validator(mode="after")
+    def _check(self) -> "RunConfig":
+        lanes, micro_batch = self.data.lanes, self.train.micro_batch
+        if micro_batch is not None and lanes % micro_batch:
+            raise ValueError(
+                f"train.micro_batch {micro_batch} does not divide data.lanes {lanes}: "
+                "micro-batches are groups of whole lanes"
+            )
+        if isinstance(self.bounded_model, RltConfig) and self.bounded_model.memory_len is None:
+            raise ValueError(
+                "carried state has no bound: set model.memory_len, or data.max_document "
+                "together with state.reset: document"
+            )
+        if self.schedule.warmup > self.train.steps:
+            raise ValueError(
+                f"schedule.warmup {self.schedule.warmup} exceeds train.steps {self.train.steps}"
+            )
+        if self.schedule.minimum > self.optimizer.learning_rate:
+            raise ValueError(
+                f"schedule.minimum {self.schedule.minimum} exceeds "
+                f"optimizer.learning_rate {self.optimizer.learning_rate}"
+            )
+        return self
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, every default written out."""
+        return write_yaml(self.model_dump(mode="json"))

@@ -1,0 +1,27 @@
+"""From a configuration to a model."""
+
+import torch
+
+from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.models.initial import initialise
+from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
+from rlt_dist.models.transformer_xl.model import TransformerXL
+
+Model = RecurrentLoopedTransformer | TransformerXL
+"""Both have forward (the composing function), nll, logits, empty_state, initial_distribution."""
+
+
+def build_model(config: ModelConfig, vocabulary: int, dtype: torch.dtype = torch.float32) -> Model:
+    """The model on the CPU, its parameters allocated and not yet filled."""
+    if isinstance(config, RltConfig):
+        return RecurrentLoopedTransformer(config, vocabulary).to(dtype)
+    return TransformerXL(config, vocabulary).to(dtype)
+
+
+def initial_model(
+    config: ModelConfig, vocabulary: int, seed: int, dtype: torch.dtype = torch.float32
+) -> Model:
+    """The model with the initial values that `seed` names."""
+    model = build_model(config, vocabulary, dtype)
+    initialise(model, seed, model.initial_distribution)
+    return model

@@ -1,0 +1,1 @@
+"""The Recurrent Looped Transformer: layers, chunks, decoder, and the model that composes them."""

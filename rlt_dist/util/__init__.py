@@ -1,0 +1,1 @@
+"""Helpers that every floor may use: errors, atomic files, logging."""

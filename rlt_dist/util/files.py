@@ -1,0 +1,66 @@
+"""Files that are either whole or absent."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_BLOCK = 1 << 20
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on a clean exit flush it and rename it to `path`.
+
+    On an exception the temporary file is removed and `path` keeps whatever it held before.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        yield temporary
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_atomic(path: Path, content: bytes | str) -> None:
+    """Write a whole file or nothing. Text is written as UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def commit_folder(partial: Path, final: Path) -> None:
+    """Rename a finished folder into place: its entries are flushed first, its parent after."""
+    fsync_folder(partial)
+    os.rename(partial, final)
+    fsync_folder(final.parent)
+
+
+def sha256_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder and all in it; a missing one is fine."""
+    if folder.exists():
+        shutil.rmtree(folder)
