@@ -1,9 +1,13 @@
 """The command line: one typer application, one file a command."""
 
+import errno
+import os
 import sys
 
 import typer
 
+from rlt_dist.cli.data import data_app
+from rlt_dist.cli.train import train
 from rlt_dist.util.errors import UserError
 
 app = typer.Typer(
@@ -12,7 +16,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
+    add_completion=False,
 )
+app.add_typer(data_app, name="data")
+app.command()(train)
+
+_FILE_TROUBLE = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EPERM}
 
 
 def main() -> None:
@@ -20,6 +29,16 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"rlt-dist: error: {line}", file=sys.stderr)
+        if not error.shared or os.environ.get("RANK", "0") == "0":
+            _show(str(error))
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in _FILE_TROUBLE:
+            raise
+        _show(f"{error.filename or 'disk'}: {error.strerror}; make room or change permissions")
+        sys.exit(2)
+
+
+def _show(message: str) -> None:
+    for line in message.splitlines():
+        print(f"rlt-dist: error: {line}", file=sys.stderr)

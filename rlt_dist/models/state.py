@@ -56,10 +56,10 @@ def restart_lanes(state: State, restart: Tensor) -> State:
     }
 
 
-def state_norms(state: State) -> dict[str, float]:
-    """Root mean square over lanes and entries of every floating-point tensor, by name."""
+def mean_squares(state: State) -> dict[str, Tensor]:
+    """Mean square over lanes and entries of every floating-point tensor, by name, in float64."""
     return {
-        name: tensor.detach().double().square().mean().sqrt().item()
+        name: tensor.detach().double().square().mean()
         for name, tensor in state.items()
         if tensor.is_floating_point() and tensor.numel()
     }

@@ -8,3 +8,6 @@ class UserError(Exception):
     without a traceback and exits non-zero; every other exception is a defect of this project and
     keeps its traceback.
     """
+
+    shared: bool = False
+    """Raised alike on every process of a run, so one of them shows it for all."""

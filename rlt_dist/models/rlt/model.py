@@ -117,14 +117,14 @@ class RecurrentLoopedTransformer(nn.Module):
         return state
 
     def initial_distribution(self, name: str, parameter: Tensor) -> Distribution:
-        """Norms 1, biases 0, embeddings N(0, 0.02), projections N(0, 1 / inputs).
+        """Norms 1, biases 0, embedding and head N(0, 0.02), projections N(0, 1 / inputs).
 
         A residual branch's last projection is narrower by sqrt(2 L), L the number of layers on
         the path, so that the residual stream of a deep stack starts near its input.
         """
         if parameter.dim() == 1:
             return (1.0, 0.0) if "norm" in name else (0.0, 0.02 if "initial" in name else 0.0)
-        if name == "embed.weight":
+        if name in ("embed.weight", "output.weight"):
             return 0.0, 0.02
         deviation = parameter.shape[1] ** -0.5
         if name.endswith(("o.weight", "down.weight")):

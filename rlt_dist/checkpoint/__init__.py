@@ -1,0 +1,1 @@
+"""Checkpoints: written beside, checked, then committed by one rename."""

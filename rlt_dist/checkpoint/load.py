@@ -1,0 +1,87 @@
+"""Reading a checkpoint on any number of processes."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from rlt_dist.checkpoint.contents import Contents, blank, from_global
+from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
+from rlt_dist.mesh.world import World
+from rlt_dist.models.build import Model
+from rlt_dist.models.state import State
+from rlt_dist.util.errors import UserError
+
+TOKENS_COLUMN = 3
+"""Column of the cursors that counts the lane's tokens (data.lanes.Cursor)."""
+
+
+def load_contents(folder: Path, empty: State, world: World) -> Contents:
+    """Everything of a checkpoint, state and cursors cut to this process's lanes.
+
+    Args:
+        empty: the state of lanes that have seen nothing, for what the checkpoint left out.
+
+    Raises:
+        UserError: a lane's state and its cursor have not seen the same number of tokens.
+    """
+    reader = dcp.FileSystemReader(folder)
+    flat = {
+        name: blank(name, entry.size, entry.properties.dtype, world)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(flat, storage_reader=reader, process_group=world.group)
+    contents = from_global(flat, empty)
+    if not torch.equal(contents.state["tokens"], contents.cursors[:, TOKENS_COLUMN]):
+        raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
+    return contents
+
+
+def load_parameters(folder: Path, model: Model) -> None:
+    """Only the parameters, in one process without a process group, into a model.
+
+    Raises:
+        UserError: the checkpoint holds another model's parameters.
+    """
+    reader = dcp.FileSystemReader(folder)
+    stored = {
+        name.removeprefix("model."): entry
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+    }
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    _check_same(folder, {name: e.size for name, e in stored.items()}, parameters)
+    target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    dcp.load(target, storage_reader=reader, no_dist=True)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint a person means: a checkpoint folder, or a run folder's newest whole one.
+
+    Raises:
+        UserError: there is none, or the named one is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such folder; give a run folder or a checkpoint folder")
+    if checkpoints(path.parent) and path in checkpoints(path.parent):
+        verify(path)
+        return path
+    newest = latest(path / "checkpoints")
+    if newest is None:
+        raise UserError(f"{path}: holds no whole checkpoint; is it a run folder?")
+    return newest
+
+
+def _check_same(folder: Path, stored: dict[str, torch.Size], parameters: dict[str, Tensor]) -> None:
+    for name in sorted(stored.keys() ^ parameters.keys()):
+        where = "the checkpoint" if name in stored else "the model"
+        raise UserError(f"{folder}: holds another model: only {where} has {name}")
+    for name, size in stored.items():
+        if size != parameters[name].shape:
+            raise UserError(
+                f"{folder}: holds another model: {name} is {list(size)} there and "
+                f"{list(parameters[name].shape)} in the configuration"
+            )

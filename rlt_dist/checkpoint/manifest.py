@@ -1,0 +1,134 @@
+"""What makes a checkpoint whole: a manifest with every file's size and hash.
+
+A checkpoint is a folder `step-00000100` that holds the tensors, written by
+torch.distributed.checkpoint under global names, and `manifest.json`. A folder without a manifest
+that fits its files is not a checkpoint, whatever its name.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rlt_dist.util.errors import UserError
+from rlt_dist.util.files import sha256_file, write_atomic
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class FileFacts(BaseModel):
+    """Size in bytes and SHA-256 of one file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes: int
+    sha256: str
+
+
+class Facts(BaseModel):
+    """What a checkpoint says of itself beside its tensors.
+
+    Attributes:
+        step: optimizer steps done.
+        tokens: input tokens consumed over all lanes.
+        lanes: G.
+        tokenizer: the tokenizer's hash.
+        corpus: the shard index's fingerprint.
+        model: the model's resolved configuration.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: int = 1
+    step: int
+    tokens: int
+    lanes: int
+    tokenizer: str
+    corpus: str
+    model: dict[str, Any]
+
+
+class Manifest(BaseModel):
+    """The facts, and the files by name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    facts: Facts
+    files: dict[str, FileFacts]
+
+
+def folder_name(step: int) -> str:
+    """Name of the checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
+def describe_files(folder: Path) -> dict[str, FileFacts]:
+    """Size and hash of every file in a folder."""
+    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
+    return {
+        path.name: FileFacts(bytes=path.stat().st_size, sha256=sha256_file(path)) for path in files
+    }
+
+
+def write_manifest(folder: Path, facts: Facts, files: dict[str, FileFacts]) -> None:
+    """Write the manifest; it is the last file of a checkpoint."""
+    manifest = Manifest(facts=facts, files=files)
+    write_atomic(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder, its files not yet looked at.
+
+    Raises:
+        UserError: there is none or it is damaged.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder}: not a whole checkpoint: it has no {MANIFEST}")
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except ValidationError:
+        raise UserError(f"{path}: damaged, or written by another version") from None
+
+
+def verify(folder: Path) -> Manifest:
+    """Check every file against the manifest.
+
+    Raises:
+        UserError: naming the first file that is missing, of another size, or of another hash.
+    """
+    manifest = read_manifest(folder)
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise UserError(f"{folder}: file {name} is missing")
+        if path.stat().st_size != expected.bytes:
+            found = path.stat().st_size
+            raise UserError(f"{path}: {found} bytes where the manifest says {expected.bytes}")
+        if sha256_file(path) != expected.sha256:
+            raise UserError(f"{path}: content does not match the manifest's hash")
+    return manifest
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Committed checkpoint folders, oldest first; whether they are whole is for `verify`."""
+    if not folder.is_dir():
+        return []
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint; damaged ones are named on standard error and passed over."""
+    for path in reversed(checkpoints(folder)):
+        try:
+            verify(path)
+        except UserError as error:
+            print(f"rlt-dist: damaged checkpoint passed over: {error}", file=sys.stderr)
+            continue
+        return path
+    return None

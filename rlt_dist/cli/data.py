@@ -1,0 +1,202 @@
+"""`rlt-dist data`: prepare a corpus, look into one."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from rlt_dist.data.index import CorpusIndex, SplitIndex
+    from rlt_dist.data.prepare import Standing, Watch
+
+data_app = typer.Typer(
+    help="Prepare a corpus: raw text to tokens in shards.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+_REDRAW_SECONDS = 0.1
+_FILE_WIDTH = 120
+_MEBIBYTE = 1 << 20
+
+
+@data_app.command()
+def prepare(
+    inputs: Annotated[
+        list[Path],
+        typer.Option("--input", help="A file or folder of text; repeat for more, read in order."),
+    ],
+    output: Annotated[Path, typer.Option(help="The corpus folder to make.")],
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            help="A recipe (.yaml), which is trained on the train split first; "
+            "or a saved tokenizer (.json), which is used as it is."
+        ),
+    ],
+    pattern: Annotated[
+        str, typer.Option(help="Which files of a folder to take, by name; or by path, with a /.")
+    ] = "*",
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Files or folders below a folder to leave out; repeat for more."),
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(help="The field that holds the text in JSON lines (.jsonl).")
+    ] = "text",
+    separator: Annotated[
+        str | None,
+        typer.Option(help="What stands between documents in a file [default: none, one a file]."),
+    ] = None,
+    allow_binary: Annotated[
+        bool, typer.Option("--allow-binary", help="Take files that hold NUL bytes.")
+    ] = False,
+    train: Annotated[float, typer.Option(help="Share of the documents to train on.")] = 0.9,
+    validation: Annotated[float, typer.Option(help="Share to validate on; 0 for none.")] = 0.05,
+    test: Annotated[float, typer.Option(help="Share to test on; 0 for none.")] = 0.05,
+    shard_mib: Annotated[float, typer.Option(help="Raw text in a shard, in MiB.")] = 8.0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start afresh in a folder prepared before.")
+    ] = False,
+) -> None:
+    """Turn raw text into a corpus folder: a tokenizer, shards of whole documents, an index.
+
+    A folder's files are taken in sorted order, each one document; hidden files and empty documents
+    are left out and counted. Interrupted at any moment and started again, it goes on.
+
+    Example: `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
+    --tokenizer tokenizer/bpe.yaml`
+    """
+    from rlt_dist.data.prepare import prepare_corpus
+    from rlt_dist.data.sources import SourceOptions
+
+    source = SourceOptions(pattern, tuple(exclude or ()), text_field, separator, allow_binary)
+    with _progress_bar() as watch:
+        prepared = prepare_corpus(
+            inputs,
+            output,
+            tokenizer,
+            source=source,
+            shares={"train": train, "validation": validation, "test": test},
+            shard_bytes=round(shard_mib * _MEBIBYTE),
+            overwrite=overwrite,
+            watch=watch,
+        )
+    if prepared.already_finished:
+        typer.echo(f"{output}: was finished before, nothing is left to do")
+    _print_summary(prepared.corpus)
+
+
+@data_app.command()
+def show(
+    corpus: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared corpus folder.")],
+) -> None:
+    """Show what a corpus holds: splits, shards, documents, tokens, tokenizer.
+
+    Example: `rlt-dist data show corpora/books`
+    """
+    from rlt_dist.data.index import load_corpus
+    from rlt_dist.data.tokenizer import load_tokenizer
+
+    index = load_corpus(corpus)
+    _print_summary(index)
+    tokenizer = load_tokenizer(index.tokenizer)
+    typer.echo(
+        f"tokenizer    {tokenizer.kind}, {index.vocabulary} ids, hash {index.tokenizer_hash}"
+    )
+    typer.echo(f"fingerprint  {index.fingerprint}")
+
+
+def _print_summary(corpus: "CorpusIndex") -> None:
+    """One line a split (its longest document in tokens), and what was left out."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_FILE_WIDTH)
+    table = Table(title=str(corpus.folder), title_justify="left")
+    table.add_column("split")
+    for heading in ("shards", "documents", "tokens", "bytes", "bytes/token", "longest"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for split in corpus.splits.values():
+        table.add_row(split.name, *_figures(split))
+    console.print(table)
+    left_out = [f"{count} {name.replace('_', ' ')}" for name, count in corpus.dropped.items()]
+    typer.echo(f"left out     {', '.join(left_out)}")
+
+
+def _figures(split: "SplitIndex") -> list[str]:
+    longest = max(int(shard.documents["tokens"].max()) for shard in split.shards)
+    return [
+        f"{len(split.shards):,}",
+        f"{split.documents:,}",
+        f"{split.tokens:,}",
+        f"{split.bytes:,}",
+        f"{split.bytes / split.tokens:.2f}",
+        f"{longest:,}",
+    ]
+
+
+@contextmanager
+def _progress_bar() -> "Iterator[Watch]":
+    """A bar on the terminal's error stream; silent where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TextColumn("{task.fields[documents]:,} documents"),
+        TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bars = _Bars(progress)
+        yield bars.watch
+        bars.draw()
+
+
+class _Bars:
+    """Draws the standing of a preparation, one bar a stage, a few times a second."""
+
+    def __init__(self, progress: "Progress") -> None:
+        self._progress = progress
+        self._latest: Standing | None = None
+        self._drawn = 0.0
+
+    def watch(self, standing: "Standing") -> None:
+        """Take note of a standing, and draw it if the last drawing is old."""
+        now = time.monotonic()
+        if self._latest is None or standing.stage != self._latest.stage:
+            self.draw()
+            self._begun = now
+            self._task = self._progress.add_task(
+                standing.stage, total=standing.bytes_total, documents=0, speed=0.0
+            )
+        self._latest = standing
+        if now - self._drawn >= _REDRAW_SECONDS:
+            self._drawn = now
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw the latest standing, if there is one."""
+        if self._latest is None:
+            return
+        seconds = max(time.monotonic() - self._begun, _REDRAW_SECONDS)
+        self._progress.update(
+            self._task,
+            completed=self._latest.bytes_read,
+            documents=self._latest.documents,
+            speed=self._latest.tokens / seconds,
+        )

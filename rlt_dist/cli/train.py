@@ -1,0 +1,37 @@
+"""`rlt-dist train`: one YAML file is one run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    file: Annotated[Path, typer.Argument(help="The run's configuration, a YAML file.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY.SUB=VALUE...", help="Values that replace the file's."),
+    ] = None,
+) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    A run folder that holds checkpoints is resumed from the newest whole one: the same command
+    starts and resumes. Several processes are started with torchrun; each takes its share of the
+    lanes, and their number never changes the result.
+
+    Examples:
+
+    `rlt-dist train configs/rlt_stdlib.yaml train.steps=100`
+
+    `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
+    """
+    from rlt_dist.config.load import load_typed
+    from rlt_dist.config.run import RunConfig
+    from rlt_dist.mesh.collectives import together
+    from rlt_dist.mesh.world import open_world
+    from rlt_dist.train.loop import run_training
+    from rlt_dist.train.session import open_session
+
+    with open_world() as world:
+        config = together(world, lambda: load_typed(file, RunConfig, overrides or ()))
+        run_training(open_session(config, world))

@@ -1,0 +1,45 @@
+"""One batch through a model under a run's choices of precision and state reset.
+
+Training, validation and evaluation all come through here.
+"""
+
+import torch
+from torch import Tensor
+
+from rlt_dist.config.run import RunConfig
+from rlt_dist.data.loader import Batch
+from rlt_dist.models.build import Model
+from rlt_dist.models.state import State
+from rlt_dist.ops.noise import Noise
+
+
+def parameter_dtype(config: RunConfig) -> torch.dtype:
+    """Type of parameters, gradients and carried state: float32 also for bfloat16 products."""
+    return torch.float64 if config.train.precision == "float64" else torch.float32
+
+
+def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
+    """The precision of products: bfloat16 where asked for, else that of the parameters."""
+    enabled = config.train.precision == "bfloat16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+
+
+def batch_nll(
+    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise | None = None
+) -> tuple[Tensor, State]:
+    """-log p of every target.
+
+    Args:
+        batch: tokens [b, T+1].
+        state: what the batch's lanes carry.
+        noise: names the dropout masks; None: nothing drops.
+
+    Returns:
+        [b, T], masked targets included, and the state after the batch.
+    """
+    start = batch.document_start
+    if config.state.reset == "never":
+        start = torch.zeros_like(start)
+    with autocast(config, batch.tokens.device):
+        output, new_state = model(batch.tokens[:, :-1], start, state, noise)
+        return model.nll(output, batch.tokens[:, 1:]), new_state

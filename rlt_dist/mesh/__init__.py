@@ -1,0 +1,1 @@
+"""Ranks, process groups, collectives: passed as arguments, never read from globals."""

@@ -1,0 +1,79 @@
+"""Sums over processes, and errors that all of them see."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlt_dist.mesh.world import World
+from rlt_dist.util.errors import UserError
+
+T = TypeVar("T")
+
+
+def all_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The element-wise sum over the group's processes, on every one of them."""
+    total = values.clone()
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace every gradient by its sum over the group, in one message per dtype.
+
+    A parameter without a gradient counts as zeros: whether one arises may depend on the data
+    (a cluster of the adaptive softmax that no token of this rank falls into).
+    """
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def together(world: World, action: Callable[[], T]) -> T:
+    """Do something on every process; a person's mistake on one is raised on all, at once.
+
+    Raises:
+        UserError: the first failing rank's, with its rank; marked as shared, since every process
+            raises it and only one need show it.
+    """
+    result, message = _attempt(action)
+    messages: list[str | None] = [None] * world.size
+    dist.all_gather_object(messages, message, group=world.group)
+    for rank, found in enumerate(messages):
+        if found is not None:
+            raise _shared(found, rank, world)
+    return result  # type: ignore[return-value]
+
+
+def on_leader(world: World, action: Callable[[], T]) -> T:
+    """Do something on the leading process only; all get its result, or its error."""
+    outcome: list[tuple[T | None, str | None]] = [_attempt(action) if world.leads else (None, None)]
+    dist.broadcast_object_list(outcome, src=0, group=world.group)
+    result, message = outcome[0]
+    if message is not None:
+        raise _shared(message, 0, world)
+    return result  # type: ignore[return-value]
+
+
+def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
+    try:
+        return action(), None
+    except UserError as error:
+        return None, str(error)
+
+
+def _shared(message: str, rank: int, world: World) -> UserError:
+    prefix = f"rank {rank}: " if world.size > 1 else ""
+    error = UserError(prefix + message)
+    error.shared = True
+    return error

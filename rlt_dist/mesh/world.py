@@ -1,0 +1,86 @@
+"""The processes of a run, as one object that is passed to whoever needs it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from rlt_dist.util.errors import UserError
+
+TIMEOUT = timedelta(minutes=5)
+"""How long a collective waits for a rank that does not come before it fails."""
+
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of a run.
+
+    Attributes:
+        rank, size: this process and how many there are.
+        device: where this process computes.
+        lanes: one-dimensional mesh over which the lanes (and nothing else) are cut.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    lanes: DeviceMesh
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group of all processes."""
+        return self.lanes.get_group()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.rank == 0
+
+
+@contextmanager
+def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
+    """Join the processes that a launcher such as torchrun started; alone, be a world of one.
+
+    Sets the number of threads so that the processes of one machine share its cores.
+
+    Raises:
+        UserError: the launcher's variables are incomplete.
+    """
+    rank, size, local_rank, local_size = _launched(environment)
+    device = _device(local_rank)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    store = dist.HashStore() if size == 1 else None
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    try:
+        mesh = DeviceMesh(device.type, list(range(size)), mesh_dim_names=("lanes",))
+        yield World(rank, size, device, mesh)
+    finally:
+        dist.destroy_process_group()
+
+
+def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """rank, size, rank and size on this machine."""
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        return 0, 1, 0, 1
+    missing = [name for name in _LAUNCHER if name not in environment]
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)} not set though other launcher variables are; start with torchrun"
+        )
+    rank, size, local_rank = (int(environment[name]) for name in _LAUNCHER[:3])
+    return rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

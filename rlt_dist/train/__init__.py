@@ -1,0 +1,1 @@
+"""Training: the step, the loop, the optimizer, the metrics."""

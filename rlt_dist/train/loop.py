@@ -1,0 +1,118 @@
+"""The training loop: step, validate, record, save."""
+
+import time
+from contextlib import nullcontext
+from itertools import islice
+from typing import Any
+
+import torch
+
+from rlt_dist.data.loader import LaneLoader
+from rlt_dist.inference.evaluate import Evaluation, evaluate, to_evaluation
+from rlt_dist.mesh.collectives import all_sum, together
+from rlt_dist.models.state import mean_squares
+from rlt_dist.train.reporter import Reporter
+from rlt_dist.train.schedule import learning_rate
+from rlt_dist.train.session import Session
+from rlt_dist.train.step import StepResult, train_step
+from rlt_dist.util.errors import UserError
+
+
+def run_training(session: Session) -> None:
+    """Train from the session's step to the last, saving on the way and at the end.
+
+    Raises:
+        UserError: too many steps in a row had to be skipped, or the disk is full.
+    """
+    config, world = session.config, session.world
+    loader = together(world, lambda: session.loader("train", session.cursors))
+    with Reporter(config, session.step) if world.leads else nullcontext() as reporter:
+        for note in session.notes if reporter else ():
+            reporter.say(note)
+        skips = 0
+        while session.step < config.train.steps:
+            record, result = _one_step(session, loader)
+            if reporter:
+                reporter.step(record, result)
+            skips = skips + 1 if result.skipped else 0
+            if skips >= config.train.max_skips:
+                raise _too_many_skips(session, skips)
+            if _due(session, config.checkpoint.every):
+                session.save()
+
+
+def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], StepResult]:
+    """Advance the session by one step; the record of it."""
+    config, step = session.config, session.step + 1
+    began = time.monotonic()
+    batch = loader.next().to(session.world.device)
+    rate = learning_rate(config, step)
+    result, session.state = train_step(
+        session.model,
+        session.optimizer,
+        batch,
+        session.state,
+        config=config,
+        world=session.world,
+        step=step,
+        learning_rate=rate,
+    )
+    session.step, session.cursors = step, batch.cursors
+    seconds = time.monotonic() - began
+    tokens = config.data.lanes * config.data.segment
+    record = {
+        "step": step,
+        "loss": result.loss,
+        "learning_rate": rate,
+        "gradient_norm": result.gradient_norm,
+        "tokens": step * tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "skipped": int(result.skipped),
+        "restarted_lanes": result.restarted_lanes,
+    }
+    if _due(session, config.train.log_every):
+        record["state_norm"] = _state_norms(session)
+    if config.validation.every is not None and _due(session, config.validation.every):
+        record["validation"] = _numbers(_validate(session))
+    return record, result
+
+
+def _due(session: Session, every: int) -> bool:
+    return session.step % every == 0 or session.step == session.config.train.steps
+
+
+def _validate(session: Session) -> Evaluation:
+    """Loss on the validation split, with lanes, cursors and state of its own."""
+    loader = together(session.world, lambda: session.loader("validation"))
+    batches = (loader.next().to(session.world.device) for _ in iter(int, 1))
+    segments = islice(batches, session.config.validation.segments)
+    sums = evaluate(session.model, segments, session.byte_lengths, session.config)
+    return to_evaluation(all_sum(sums, session.world.group))
+
+
+def _numbers(evaluation: Evaluation) -> dict[str, float]:
+    numbers = {"loss": evaluation.loss, "perplexity": evaluation.perplexity}
+    if evaluation.bits_per_byte is not None:
+        numbers["bits_per_byte"] = evaluation.bits_per_byte
+    return numbers
+
+
+def _state_norms(session: Session) -> dict[str, float]:
+    """Root mean square of every state tensor over all lanes of all processes."""
+    squares = mean_squares(session.state)
+    if not squares:
+        return {}
+    summed = all_sum(torch.stack(list(squares.values())), session.world.group)
+    norms = (summed / session.world.size).sqrt().tolist()
+    return dict(zip(squares, norms, strict=True))
+
+
+def _too_many_skips(session: Session, skips: int) -> UserError:
+    error = UserError(
+        f"loss or gradient was not finite in {skips} steps in a row, up to step {session.step}; "
+        "lower optimizer.learning_rate or raise schedule.warmup, and start from an earlier "
+        f"checkpoint of {session.config.run_folder}"
+    )
+    error.shared = True
+    return error

@@ -1,0 +1,79 @@
+"""AdamW whose state is known by the global names of the parameters."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from rlt_dist.config.run import OptimizerConfig
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class NamedAdamW:
+    """AdamW (Loshchilov, Hutter, ICLR 2019) over a model's named parameters.
+
+    Matrices decay; vectors (norms, biases, the initial state) do not.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.parameters = dict(model.named_parameters())
+        self.clip = config.clip
+        groups = [
+            {"params": [p for p in self.parameters.values() if p.dim() > 1]},
+            {"params": [p for p in self.parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            groups,
+            lr=config.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+        )
+        for parameter in self.parameters.values():
+            self._adamw.state[parameter] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def gradient_norm(self) -> Tensor:
+        """Euclidean norm over all gradients, a float64 scalar."""
+        squares = [
+            torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
+            for p in self.parameters.values()
+            if p.grad is not None
+        ]
+        return torch.stack(squares).sum().sqrt()
+
+    def step(self, learning_rate: float, norm: Tensor) -> None:
+        """Clip the gradients, whose norm is given, and update."""
+        scale = float(self.clip / norm) if norm > self.clip else 1.0
+        for parameter in self.parameters.values():
+            if scale != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+
+    def zero_gradients(self) -> None:
+        """Forget all gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the optimizer remembers: `exp_avg.NAME`, `exp_avg_sq.NAME`, and `updates`."""
+        moments = {
+            f"{moment}.{name}": self._adamw.state[parameter][moment]
+            for name, parameter in self.parameters.items()
+            for moment in _MOMENTS
+        }
+        any_parameter = next(iter(self.parameters.values()))
+        return moments | {"updates": self._adamw.state[any_parameter]["step"].clone()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what `tensors()` gave."""
+        for name, parameter in self.parameters.items():
+            own = self._adamw.state[parameter]
+            own["step"].copy_(tensors["updates"])
+            for moment in _MOMENTS:
+                own[moment].copy_(tensors[f"{moment}.{name}"])

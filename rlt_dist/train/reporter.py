@@ -1,0 +1,47 @@
+"""What the leading process tells of a run: metrics on disk, progress on the screen."""
+
+from types import TracebackType
+from typing import Any
+
+from rlt_dist.config.run import RunConfig
+from rlt_dist.train.metrics import MetricsLog
+from rlt_dist.train.progress import TrainingProgress
+from rlt_dist.train.step import StepResult
+
+
+class Reporter:
+    """Writes and shows every step's record."""
+
+    def __init__(self, config: RunConfig, step: int) -> None:
+        """Go on after `step`."""
+        self._log = MetricsLog(config.run_folder, step)
+        self._progress = TrainingProgress(step, config.train.steps, config.train.log_every)
+
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+        self._progress.say(text)
+
+    def step(self, record: dict[str, Any], result: StepResult) -> None:
+        """One step's record."""
+        self._log.write(record)
+        self._progress.step(record["step"], result, record["tokens_per_second"])
+        if result.skipped:
+            self.say(f"step {record['step']}: loss or gradient not finite; skipped")
+        if result.restarted_lanes:
+            self.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
+        if "validation" in record:
+            loss = record["validation"]["loss"]
+            self.say(f"step {record['step']}: validation loss {loss:.4f}")
+
+    def __enter__(self) -> "Reporter":
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+        self._log.close()

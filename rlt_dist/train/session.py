@@ -1,0 +1,150 @@
+"""A run in memory: everything it needs, built from its configuration and its newest checkpoint."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlt_dist.checkpoint.contents import Contents
+from rlt_dist.checkpoint.load import load_contents
+from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
+from rlt_dist.checkpoint.save import save_checkpoint
+from rlt_dist.config.run import RunConfig
+from rlt_dist.data.index import CorpusIndex, load_corpus
+from rlt_dist.data.loader import LaneLoader, lanes_of_rank
+from rlt_dist.data.tokenizer import load_tokenizer
+from rlt_dist.inference.forward import parameter_dtype
+from rlt_dist.mesh.collectives import on_leader, together
+from rlt_dist.mesh.world import World
+from rlt_dist.models.build import Model, initial_model
+from rlt_dist.models.state import State
+from rlt_dist.train.optimizer import NamedAdamW
+from rlt_dist.train.run_folder import CHECKPOINTS, claim
+from rlt_dist.util.errors import UserError
+
+
+@dataclass
+class Session:
+    """A run between two steps.
+
+    Attributes:
+        step: optimizer steps done.
+        state: what this process's lanes carry.
+        cursors: int64 [b, 4], where they stand in the data.
+        byte_lengths: int64 [V], bytes of text that each token stands for.
+        notes: what a person should know of how the run was started.
+    """
+
+    config: RunConfig
+    world: World
+    corpus: CorpusIndex
+    model: Model
+    optimizer: NamedAdamW
+    step: int
+    state: State
+    cursors: Tensor
+    byte_lengths: Tensor
+    notes: list[str]
+
+    @property
+    def local(self) -> range:
+        """This process's lanes."""
+        return lanes_of_rank(self.config.data.lanes, self.world.rank, self.world.size)
+
+    def loader(self, split: str, cursors: Tensor | None = None) -> LaneLoader:
+        """A reader of this process's lanes of a split, from cursors or from the start."""
+        data = self.config.data
+        return LaneLoader(
+            self.corpus.split(split),
+            self.corpus.end_of_text,
+            lanes=data.lanes,
+            local=self.local,
+            segment=data.segment,
+            seed=self.config.train.seed,
+            max_document=data.max_document,
+            cursors=cursors,
+        )
+
+    def save(self) -> Path:
+        """Write a checkpoint of the step just done."""
+        model = dict(self.model.named_parameters())
+        contents = Contents(model, self.optimizer.tensors(), self.state, self.cursors)
+        facts = Facts(
+            step=self.step,
+            tokens=self.step * self.config.data.lanes * self.config.data.segment,
+            lanes=self.config.data.lanes,
+            tokenizer=self.corpus.tokenizer_hash,
+            corpus=self.corpus.fingerprint,
+            model=self.config.model.model_dump(mode="json"),
+        )
+        folder = self.config.run_folder / CHECKPOINTS
+        return save_checkpoint(folder, contents, facts, self.world, self.config.checkpoint.keep)
+
+
+def open_session(config: RunConfig, world: World) -> Session:
+    """Start a run, or go on from the newest whole checkpoint in its folder.
+
+    Raises:
+        UserError: on every process alike, before anything is written, where the configuration
+            does not fit the corpus, the number of processes or the run folder.
+    """
+    local = together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
+    corpus = together(world, lambda: load_corpus(config.data.path))
+    tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
+    lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
+    model = together(world, lambda: _new_model(config, corpus)).to(world.device)
+    notes = on_leader(world, lambda: claim(config, corpus.tokenizer))
+    session = Session(
+        config=config,
+        world=world,
+        corpus=corpus,
+        model=model,
+        optimizer=NamedAdamW(model, config.optimizer),
+        step=0,
+        state=model.empty_state(len(local)),
+        cursors=torch.zeros(len(local), 4, dtype=torch.int64),
+        byte_lengths=lengths.to(world.device),
+        notes=[f"changed since the last start: {note}" for note in notes],
+    )
+    newest = on_leader(world, lambda: _newest(config))
+    if newest is not None:
+        _resume(session, newest)
+    return session
+
+
+def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
+    return initial_model(
+        config.bounded_model, corpus.vocabulary, config.train.seed, parameter_dtype(config)
+    )
+
+
+def _newest(config: RunConfig) -> Path | None:
+    folder = config.run_folder / CHECKPOINTS
+    newest = latest(folder)
+    if newest is None and checkpoints(folder):
+        raise UserError(
+            f"{folder}: none of its {len(checkpoints(folder))} checkpoints is whole; "
+            "remove the folder to start from the beginning"
+        )
+    return newest
+
+
+def _resume(session: Session, folder: Path) -> None:
+    facts = read_manifest(folder).facts
+    for name, saved, now in (
+        ("corpus", facts.corpus, session.corpus.fingerprint),
+        ("tokenizer", facts.tokenizer, session.corpus.tokenizer_hash),
+    ):
+        if saved != now:
+            raise UserError(
+                f"{folder}: was trained on another {name} than {session.corpus.folder}; "
+                "point data.path at the one it was started with"
+            )
+    contents = together(session.world, lambda: load_contents(folder, session.state, session.world))
+    with torch.no_grad():
+        for name, parameter in session.model.named_parameters():
+            parameter.copy_(contents.model[name])
+    session.optimizer.load(contents.optimizer)
+    session.state, session.cursors, session.step = contents.state, contents.cursors, facts.step
+    session.notes.append(f"resumed from {folder} at step {facts.step}")

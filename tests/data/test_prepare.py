@@ -1,0 +1,323 @@
+"""Preparation: exact round trip, exact shares, the same bytes every time, refusals by name."""
+
+import errno
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset as wds
+
+from rlt_dist.data.index import CorpusIndex, load_corpus, sidecar_of
+from rlt_dist.data.prepare import prepare_corpus
+from rlt_dist.data.recipe import Recipe
+from rlt_dist.data.shards import CorpusWriter, Placement
+from rlt_dist.data.sources import Document, SourceOptions
+from rlt_dist.data.tokenizer import load_tokenizer, train_tokenizer
+from rlt_dist.util.errors import UserError
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def samples(corpus: CorpusIndex, split: str) -> list[dict]:
+    urls = [str(shard.tar) for shard in corpus.split(split).shards]
+    return list(wds.WebDataset(urls, shardshuffle=False).decode())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number:02d}").write_bytes(b"text %d\r\n\xff" % number * (1 + number % 5))
+    return folder
+
+
+def test_real_text_comes_back_from_the_shards(tmp_path: Path) -> None:
+    source = REPOSITORY / "rlt_dist"
+    recipe = tmp_path / "bpe.yaml"
+    recipe.write_text("kind: bpe\nvocabulary: 400\n")
+    options = SourceOptions(pattern="*.py")
+    made = prepare_corpus(
+        [source], tmp_path / "out", recipe, source=options, shard_bytes=30_000
+    ).corpus
+    tokenizer = load_tokenizer(made.tokenizer)
+    assert (made.tokenizer_hash, made.vocabulary) == (tokenizer.hash, 400)
+    found = {}
+    for split in made.splits:
+        for sample in samples(made, split):
+            *ids, end = sample["npy"]
+            assert end == tokenizer.end_of_text == made.end_of_text
+            found[sample["json"]["source"]] = tokenizer.decode(np.array(ids, np.int32))
+    files = {f"rlt_dist/{p.relative_to(source)}": p for p in source.rglob("*.py")}
+    assert found == {name: text for name, p in files.items() if (text := p.read_bytes())}
+
+
+def test_plain_webdataset_reads_what_the_index_says(corpus: CorpusIndex) -> None:
+    for name, split in corpus.splits.items():
+        read = samples(corpus, name)
+        listed = np.concatenate([shard.documents for shard in split.shards])
+        assert [len(sample["npy"]) for sample in read] == listed["tokens"].tolist()
+        assert [sample["json"]["bytes"] for sample in read] == listed["bytes"].tolist()
+        assert {sample["npy"].dtype for sample in read} == {np.dtype(np.uint16)}
+        keys = [sample["__key__"] for sample in read]
+        assert keys == sorted(set(keys))
+        for shard in split.shards:
+            with tarfile.open(shard.tar) as tar:
+                first = [member.offset for member in tar if member.name.endswith(".npy")]
+            assert shard.documents["offset"].tolist() == first
+
+
+class WideTokenizer:
+    """More ids than 16 bits hold."""
+
+    vocabulary = 1 << 17
+    end_of_text = vocabulary - 1
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8).astype(np.int32) + (1 << 16)
+
+
+def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path) -> None:
+    placement = Placement({"train": 1.0}, shard_bytes=10)
+    with CorpusWriter(tmp_path, WideTokenizer(), placement) as writer:
+        assert writer.add(Document("it", b"ab")) == 3
+        writer.finish()
+    (sample,) = wds.WebDataset(str(tmp_path / "train-000000.tar"), shardshuffle=False).decode()
+    assert sample["npy"].dtype == np.uint32
+    assert sample["npy"].tolist() == [65536 + 97, 65536 + 98, (1 << 17) - 1]
+    assert sample["json"] == {"source": "it", "bytes": 2}
+
+
+def test_same_input_gives_the_same_bytes(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    one = prepare_corpus([texts], tmp_path / "one", bytes_tokenizer, shard_bytes=100).corpus
+    two = prepare_corpus([texts], tmp_path / "two", bytes_tokenizer, shard_bytes=100).corpus
+    assert contents(one.folder) == contents(two.folder)
+    assert one.fingerprint == two.fingerprint
+    assert not list(one.folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("shares", "documents"),
+    [((0.9, 0.05, 0.05), 20), ((0.9, 0.05, 0.05), 1000), ((0.5, 0.3, 0.2), 77), ((1, 0, 0), 5)],
+)
+def test_shares_are_exact_at_every_length(shares: tuple[float, ...], documents: int) -> None:
+    names = ("train", "validation", "test")
+    placement = Placement(dict(zip(names, shares, strict=True)), shard_bytes=10)
+    for _ in range(documents):
+        placement.place(3)
+    for name, share in zip(names, shares, strict=True):
+        assert abs(placement.counts.get(name, 0) - share * documents) < 1
+    assert all(placement.counts.values())
+
+
+def test_shards_are_closed_when_they_are_full() -> None:
+    placement = Placement({"train": 1.0}, shard_bytes=10)
+    places = [placement.place(size) for size in (4, 6, 25, 9, 1, 1)]
+    assert [place.shard for place in places] == [0, 0, 1, 2, 2, 3]
+    assert [place.last for place in places] == [False, True, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("shares", "words"),
+    [
+        ({"train": 0.9, "test": 0.2}, "add up to 1"),
+        ({"train": 1.5, "test": -0.5}, "at least 0"),
+        ({"train": 0.0, "test": 1.0}, "leave something to train"),
+    ],
+)
+def test_impossible_shares_are_refused(shares: dict[str, float], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Placement(shares, 10)
+
+
+def test_an_empty_split_is_refused_and_leaves_nothing(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    inputs = [texts / "00", texts / "01"]
+    with pytest.raises(UserError, match="split 'validation', 'test' would be empty: the inputs ho"):
+        prepare_corpus(inputs, tmp_path / "out", bytes_tokenizer)
+    assert contents(tmp_path / "out") == {}
+    shares = {"train": 0.5, "validation": 0.5, "test": 0.0}
+    made = prepare_corpus(inputs, tmp_path / "out", bytes_tokenizer, shares=shares).corpus
+    assert {name: split.documents for name, split in made.splits.items()} == {
+        "train": 1,
+        "validation": 1,
+    }
+
+
+def test_a_finished_folder_is_left_alone(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    first = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
+    times = {path: path.stat().st_mtime_ns for path in first.corpus.folder.iterdir()}
+    again = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
+    assert (first.already_finished, again.already_finished) == (False, True)
+    assert {path: path.stat().st_mtime_ns for path in first.corpus.folder.iterdir()} == times
+
+
+def _change(path: Path) -> None:
+    path.write_bytes(b"other")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda folder: _change(folder / "07"), {}, "input texts/07 has changed"),
+        (lambda folder: _change(folder / "new"), {}, "input texts/new is new"),
+        (lambda folder: (folder / "07").unlink(), {}, "input texts/07 is gone"),
+        (lambda folder: _change(folder / ".h"), {}, "there were 0 hidden files, now 1"),
+        (lambda _: None, {"shard_bytes": 99}, "shard_bytes was 8388608, now 99"),
+        (lambda _: None, {"source": SourceOptions(separator="x")}, "separator was None, now 'x'"),
+    ],
+)
+def test_another_request_is_refused_by_name(
+    texts: Path,
+    tmp_path: Path,
+    bytes_tokenizer: Path,
+    change: Callable[[Path], None],
+    options: dict,
+    words: str,
+) -> None:
+    out = tmp_path / "out"
+    prepare_corpus([texts], out, bytes_tokenizer)
+    change(texts)
+    with pytest.raises(UserError, match=f"{words}; choose another.*--overwrite"):
+        prepare_corpus([texts], out, bytes_tokenizer, **options)
+    fresh = prepare_corpus([texts], tmp_path / "fresh", bytes_tokenizer, **options).corpus
+    over = prepare_corpus([texts], out, bytes_tokenizer, overwrite=True, **options).corpus
+    assert contents(over.folder) == contents(fresh.folder)
+
+
+def test_another_tokenizer_is_refused(texts: Path, tmp_path: Path, bytes_tokenizer: Path) -> None:
+    prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
+    other = tmp_path / "words.json"
+    train_tokenizer(Recipe(kind="words", vocabulary=5, lossless=False), [b"a b"] * 9).save(other)
+    with pytest.raises(UserError, match="tokenizer was"):
+        prepare_corpus([texts], tmp_path / "out", other)
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious").write_bytes(b"x")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="mine: holds something else"):
+            prepare_corpus([texts], tmp_path / "mine", bytes_tokenizer, overwrite=overwrite)
+    with pytest.raises(UserError, match="precious: is a file"):
+        prepare_corpus([texts], tmp_path / "mine" / "precious", bytes_tokenizer)
+    with pytest.raises(UserError, match="lies inside the input"):
+        prepare_corpus([texts], texts / "out", bytes_tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shard_bytes": 0}, "shard size is 0 bytes"),
+        ({"source": SourceOptions(separator="")}, "separator is empty"),
+    ],
+)
+def test_impossible_options_are_refused(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path, options: dict, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        prepare_corpus([texts], tmp_path / "out", bytes_tokenizer, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_tokenizer_is_named(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.yaml: no such file"):
+        prepare_corpus([texts], tmp_path / "out", tmp_path / "none.yaml")
+
+
+def test_a_recipe_that_fails_does_not_bind_the_folder(texts: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("kind: bpe\nvocabulary: 60000\n")
+    with pytest.raises(UserError):
+        prepare_corpus([texts], tmp_path / "out", recipe)
+    recipe.write_text("kind: bytes\n")
+    assert prepare_corpus([texts], tmp_path / "out", recipe).corpus.vocabulary == 257
+
+
+def test_a_full_disk_is_one_error_and_the_next_start_goes_on(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    whole = prepare_corpus([texts], tmp_path / "whole", bytes_tokenizer, shard_bytes=100).corpus
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile.TarFile, "addfile", _fail_after(60, tarfile.TarFile.addfile))
+        with pytest.raises(UserError, match="out: the disk is full; free some space and run"):
+            prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
+    assert not list(out.glob(".*"))
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
+    assert finished
+    prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
+    assert contents(out) == contents(whole.folder)
+    assert finished.items() <= {p: p.stat().st_mtime_ns for p in out.glob("*.tar")}.items()
+
+
+def _fail_after(calls: int, real: Callable) -> Callable:
+    left = [calls]
+
+    def addfile(*arguments: object) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(*arguments)
+
+    return addfile
+
+
+def test_index_is_refused_when_anything_is_amiss(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    made = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer, shard_bytes=100).corpus
+    folder, index = made.folder, made.folder / "index.json"
+    whole = json.loads(index.read_bytes())
+    tar = made.split("train").shards[1].tar
+    with pytest.raises(UserError, match="no split 'tran'; it has train, validation, test"):
+        made.split("tran")
+    with pytest.raises(UserError, match=r"nowhere/index.json: no such file"):
+        load_corpus(tmp_path / "nowhere")
+    for content, words in [
+        (whole | {"format": 99}, "is of format 99, this program reads 1"),
+        ({"format": 1}, "is damaged"),
+        ([], "is damaged"),
+    ]:
+        index.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=words):
+            load_corpus(folder)
+    index.write_text(json.dumps(whole))
+    good = sidecar_of(tar).read_bytes()
+    sidecar_of(tar).write_bytes(b"\0" * len(good))
+    with pytest.raises(UserError, match=r"train-000001.npy: is damaged"):
+        load_corpus(folder)
+    sidecar_of(tar).write_bytes(good)
+    os.truncate(tar, 1000)
+    with pytest.raises(UserError, match=r"train-000001.tar: holds 1000 bytes where the index says"):
+        load_corpus(folder)
+    tar.unlink()
+    with pytest.raises(UserError, match=r"train-000001.tar: this shard file is missing"):
+        load_corpus(folder)
+
+
+def test_fingerprint_covers_what_decides_the_tokens(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    first = prepare_corpus([texts], tmp_path / "a", bytes_tokenizer).corpus
+    (texts / ".hidden").write_bytes(b"counted, no more")
+    hidden = prepare_corpus([texts], tmp_path / "b", bytes_tokenizer).corpus
+    (texts / "00").write_bytes(b"Text 0\r\n\xff")
+    other = prepare_corpus([texts], tmp_path / "c", bytes_tokenizer).corpus
+    assert hidden.dropped == {"hidden_files": 1, "empty_documents": 0}
+    assert first.fingerprint == hidden.fingerprint != other.fingerprint
