@@ -27,13 +27,11 @@ def load_contents(folder: Path, empty: State, world: World) -> Contents:
     Raises:
         UserError: a lane's state and its cursor have not seen the same number of tokens.
     """
-    reader = dcp.FileSystemReader(folder)
     flat = {
-        name: blank(name, entry.size, entry.properties.dtype, world)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
+        name: blank(name, shape, dtype, world)
+        for name, (shape, dtype) in stored_tensors(folder).items()
     }
-    dcp.load(flat, storage_reader=reader, process_group=world.group)
+    dcp.load(flat, storage_reader=dcp.FileSystemReader(folder), process_group=world.group)
     contents = from_global(flat, empty)
     if not torch.equal(contents.state["tokens"], contents.cursors[:, TOKENS_COLUMN]):
         raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
@@ -46,16 +44,25 @@ def load_parameters(folder: Path, model: Model) -> None:
     Raises:
         UserError: the checkpoint holds another model's parameters.
     """
-    reader = dcp.FileSystemReader(folder)
     stored = {
-        name.removeprefix("model."): entry
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if name.startswith("model.") and isinstance(entry, TensorStorageMetadata)
+        name.removeprefix("model."): shape
+        for name, (shape, _) in stored_tensors(folder).items()
+        if name.startswith("model.")
     }
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    _check_same(folder, {name: e.size for name, e in stored.items()}, parameters)
+    _check_same(folder, stored, parameters)
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    dcp.load(target, storage_reader=reader, no_dist=True)
+    dcp.load(target, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+
+
+def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Whole shape and type of every tensor in a checkpoint, by global name."""
+    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -6,7 +6,10 @@ import sys
 
 import typer
 
+from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
+from rlt_dist.cli.eval import evaluate
+from rlt_dist.cli.generate import generate
 from rlt_dist.cli.train import train
 from rlt_dist.util.errors import UserError
 
@@ -20,6 +23,9 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(train)
+app.command("eval")(evaluate)
+app.command()(generate)
+app.add_typer(checkpoint_app, name="checkpoint")
 
 _FILE_TROUBLE = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EPERM}
 

@@ -83,10 +83,10 @@ class TransformerXLConfig(Strict):
     d_inner: PositiveInt
     """Inner width of the feed-forward."""
     layers: PositiveInt
-    mem_len: NonNegativeInt
+    memory_len: NonNegativeInt
     """Positions of the layer's earlier inputs that are kept as memory."""
     same_length: bool = False
-    """Every query sees the same number of keys, distance 0 .. mem_len - 1."""
+    """Every query sees the same number of keys, distance 0 .. memory_len - 1."""
     clamp_len: PositiveInt | None = None
     """Distances beyond this share one relative position; null: none are clamped."""
     cutoffs: tuple[PositiveInt, ...] = ()
@@ -112,8 +112,8 @@ class TransformerXLConfig(Strict):
             )
         if self.d_model % 2:
             raise ValueError(f"d_model {self.d_model} is odd; sinusoids come in pairs")
-        if self.same_length and self.mem_len == 0:
-            raise ValueError("same_length needs mem_len of at least 1: a query sees itself")
+        if self.same_length and self.memory_len == 0:
+            raise ValueError("same_length needs memory_len of at least 1: a query sees itself")
         if any(later <= earlier for earlier, later in pairwise(self.cutoffs)):
             raise ValueError(f"cutoffs {list(self.cutoffs)} are not ascending")
         if self.div_val > 1 and not self.cutoffs:

@@ -90,7 +90,7 @@ def prepare_corpus(
         UserError: anything about the inputs, the options, the folder or the disk.
     """
     source = source or SourceOptions()
-    _check_options(inputs, output, source, shard_bytes)
+    _check_options(inputs, output, tokenizer, source, shard_bytes)
     Placement(shares, shard_bytes)
     listing = list_inputs(inputs, source)
     request = _request(listing, tokenizer, source, shares, shard_bytes)
@@ -168,12 +168,19 @@ class _Job:
 
 
 def _check_options(
-    inputs: Sequence[Path], output: Path, source: SourceOptions, shard_bytes: int
+    inputs: Sequence[Path],
+    output: Path,
+    tokenizer: Path,
+    source: SourceOptions,
+    shard_bytes: int,
 ) -> None:
     if shard_bytes < 1:
         raise UserError(f"the shard size is {shard_bytes} bytes; it must be at least 1")
     if source.separator == "":
         raise UserError("the separator is empty; give the text that stands between documents")
+    if tokenizer.resolve().is_relative_to(output.resolve()):
+        # Starting afresh would remove it.
+        raise UserError(f"{tokenizer}: lies inside the output folder; copy it to another place")
     for path in inputs:
         if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{output}: lies inside the input {path}; choose another output folder")

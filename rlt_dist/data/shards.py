@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from math import lcm
@@ -190,8 +191,9 @@ class CorpusWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for writer in self._open.values():
-            writer.discard()
+        with ExitStack() as discards:  # each of them, even if one fails on a full disk
+            for writer in self._open.values():
+                discards.callback(writer.discard)
 
     def add(self, document: Document) -> int:
         """Write the next document; gives the number of tokens written, 0 if it was skipped."""

@@ -1,17 +1,14 @@
 """Loss on held-out text, with the state carried across segments or cut at each."""
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.index import SplitIndex
-from rlt_dist.data.lanes import Run
-from rlt_dist.data.loader import Batch, LaneLoader
-from rlt_dist.data.stream import plan_lanes
+from rlt_dist.data.loader import Batch
 from rlt_dist.inference.forward import batch_nll
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import detach
@@ -82,24 +79,3 @@ def to_evaluation(sums: Tensor) -> Evaluation:
     """The result of `evaluate` as numbers with names."""
     nll, tokens, size = sums.tolist()
     return Evaluation(nll, int(tokens), int(size))
-
-
-def batches_once(split: SplitIndex, loader: LaneLoader, lanes: int, seed: int) -> Iterator[Batch]:
-    """Batches until every lane has read its run of epoch 0, each document scored exactly once.
-
-    A lane that is done goes on reading with its tokens masked until the longest lane is done.
-    """
-    plan = plan_lanes(split, lanes, seed)
-    left = torch.tensor([_run_tokens(split, plan.run(0, lane)) for lane in range(lanes)])
-    while (left > 0).any():
-        batch = loader.next()
-        index = torch.arange(batch.loss_mask.shape[1])
-        yield replace(batch, loss_mask=batch.loss_mask & (index < left[:, None]))
-        left -= batch.loss_mask.shape[1]
-
-
-def _run_tokens(split: SplitIndex, run: Run) -> int:
-    lengths = (
-        split.shards[span.shard].documents["tokens"][span.first : span.last] for span in run.spans
-    )
-    return int(sum(part.sum() for part in lengths))

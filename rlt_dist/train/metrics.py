@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from rlt_dist.train.run_folder import METRICS, TENSORBOARD, read_records
+from rlt_dist.checkpoint.run_folder import METRICS, TENSORBOARD, read_records
 from rlt_dist.util.files import write_atomic
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
 from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, claim
 from rlt_dist.checkpoint.save import save_checkpoint
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.index import CorpusIndex, load_corpus
@@ -20,7 +21,6 @@ from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State
 from rlt_dist.train.optimizer import NamedAdamW
-from rlt_dist.train.run_folder import CHECKPOINTS, claim
 from rlt_dist.util.errors import UserError
 
 

@@ -30,12 +30,25 @@ def test_prepare_then_show(story: Path, tmp_path: Path, bytes_tokenizer: Path) -
     assert first.exit_code == 0
     assert first.stderr == "", "no bar where there is no terminal"
     rows = [line.split() for line in first.output.splitlines() if "train" in line]
-    assert [row for row in rows[0] if row.isdigit()][:2] == ["1", "26"]
+    assert [row for row in rows[0] if row.isdigit()][:2] == ["1", "27"]
     assert "0 hidden files, 0 empty documents" in first.output
     assert "was finished before, nothing is left to do" in run(*command).output
     shown = run("show", tmp_path / "out").output
     assert first.output in shown
     assert "tokenizer    bytes, 257 ids" in shown
+
+
+def test_a_terminal_is_shown_a_bar_a_stage(
+    story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    recipe = tmp_path / "bytes.yaml"
+    recipe.write_text("kind: bytes\n")
+    command = ["prepare", "--input", story, "--output", tmp_path / "out", "--tokenizer", recipe]
+    bars = run(*command, "--separator", "---").stderr
+    assert "training the tokenizer" in bars
+    assert "writing shards" in bars
+    assert "30 documents" in bars
 
 
 def test_every_option_reaches_its_place(tmp_path: Path, bytes_tokenizer: Path) -> None:

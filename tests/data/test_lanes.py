@@ -32,7 +32,7 @@ def test_every_document_is_in_exactly_one_run(
     plan = LanePlan(arrays(shards), lanes, seed)
     runs = [plan.run(epoch, lane) for lane in range(lanes)]
     assert all(run.documents >= 1 for run in runs)
-    assert sorted(list(chain.from_iterable(map(documents, runs)))) == everything
+    assert sorted(chain.from_iterable(map(documents, runs))) == everything
     # The runs one after the other are the epoch's line: shards in drawn order, documents in order.
     line = [(s, d) for s in shard_order(len(shards), seed, epoch) for d in range(len(shards[s]))]
     assert list(chain.from_iterable(map(documents, runs))) == line

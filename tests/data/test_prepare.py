@@ -218,6 +218,9 @@ def test_a_folder_that_holds_something_else_is_refused(
         prepare_corpus([texts], tmp_path / "mine" / "precious", bytes_tokenizer)
     with pytest.raises(UserError, match="lies inside the input"):
         prepare_corpus([texts], texts / "out", bytes_tokenizer)
+    tokenizer = tmp_path / "mine" / "tokenizer.json"
+    with pytest.raises(UserError, match=r"tokenizer.json: lies inside the output"):
+        prepare_corpus([texts], tmp_path / "mine", tokenizer, overwrite=True)
 
 
 @pytest.mark.parametrize(

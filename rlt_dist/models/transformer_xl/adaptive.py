@@ -160,7 +160,7 @@ class AdaptiveSoftmax(nn.Module):
     def _words(self, projected: Tensor, embedding: AdaptiveEmbedding, cluster: int) -> Tensor:
         """E_i x + bias, [..., ids of the cluster], for projected outputs x."""
         layer = cluster if embedding.narrowed else 0
-        bias = self.out_layers.get_parameter(f"{layer}.bias")
+        bias: Tensor = self.out_layers.get_parameter(f"{layer}.bias")
         if not embedding.narrowed:
             bias = bias[self.clusters.ids(cluster)]
         logits = F.linear(projected, embedding.table(cluster), bias)

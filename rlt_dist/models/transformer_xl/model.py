@@ -23,10 +23,10 @@ class TransformerXL(nn.Module):
     The pieces, in order: embed (`word_emb`), layers[i:j], head (`crit`, with the embedding's
     tables). `r_w_bias` and `r_r_bias` are the u and v of the paper, which all layers share.
 
-    State: `memory.n` [b, <= mem_len, d], the newest inputs of layer n, aligned right. It starts
-    with no entries, and `position` says how many of them belong to the lane's document. mem_len,
+    State: `memory.n` [b, <= memory_len, d], the newest inputs of layer n, aligned right. It starts
+    with no entries, and `position` says how many of them belong to the lane's document. memory_len,
     clamp_len and same_length name no parameter, so they may differ between training and
-    evaluation, and a state may hold more entries than mem_len (the newest are read) or fewer.
+    evaluation, and a state may hold more entries than memory_len (the newest are read) or fewer.
     """
 
     def __init__(self, config: TransformerXLConfig, vocabulary: int) -> None:
@@ -59,7 +59,7 @@ class TransformerXL(nn.Module):
         dropout = Dropout(self.config.dropout, noise)
         x = dropout(self.word_emb(tokens), "embed")
         memory = [
-            newest(state[f"memory.{n}"], self.config.mem_len) for n in range(len(self.layers))
+            newest(state[f"memory.{n}"], self.config.memory_len) for n in range(len(self.layers))
         ]
         segment = self._segment(position, memory[0].shape[1], dropout, x.dtype)
         carried = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
@@ -73,7 +73,7 @@ class TransformerXL(nn.Module):
     ) -> Segment:
         """What all layers see of tokens at `position` [b, T] behind `past` memory positions."""
         config = self.config
-        farthest = config.mem_len - 1 if config.same_length else None
+        farthest = config.memory_len - 1 if config.same_length else None
         shape = past + position.shape[1], config.d_model
         relative = sinusoids(*shape, config.clamp_len, dtype, position.device)
         return Segment(
@@ -85,9 +85,9 @@ class TransformerXL(nn.Module):
         )
 
     def _remember(self, memory: Tensor, x: Tensor) -> Tensor:
-        """The newest mem_len positions of [memory ; x], in a tensor that keeps nothing else."""
-        kept = newest(x, self.config.mem_len)
-        older = newest(memory, self.config.mem_len - kept.shape[1])
+        """The newest memory_len positions of [memory ; x], in a tensor that keeps nothing else."""
+        kept = newest(x, self.config.memory_len)
+        older = newest(memory, self.config.memory_len - kept.shape[1])
         return torch.cat((older, kept), dim=1)
 
     def logits(self, output: Tensor) -> Tensor:

@@ -1,0 +1,40 @@
+"""`rlt-dist generate`: continue a prompt."""
+
+import codecs
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
+    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "\n",
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A file to go on from, instead of --prompt.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens at most.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0: the most likely token; 1: plain.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Only the most likely p of probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+) -> None:
+    """Prefill a prompt, then sample; text appears as it is drawn.
+
+    Example: `rlt-dist generate runs/rlt --prompt 'import os' --tokens 100 --top-p 0.95`
+    """
+    from rlt_dist.inference.generate import Sampling
+    from rlt_dist.inference.generate import generate as sample
+    from rlt_dist.inference.load import load_trained
+    from rlt_dist.util.errors import UserError
+
+    if prompt_file is not None and not prompt_file.is_file():
+        raise UserError(f"{prompt_file}: no such file; give --prompt TEXT or an existing file")
+    text = prompt.encode() if prompt_file is None else prompt_file.read_bytes()
+    sampling = Sampling(temperature, top_k, top_p)
+    # A token may end inside a character: the decoder holds bytes back until it is whole.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    typer.echo(decoder.decode(text), nl=False)
+    for piece in sample(load_trained(run), text, tokens, sampling, seed):
+        typer.echo(decoder.decode(piece), nl=False)
+    typer.echo(decoder.decode(b"", final=True))

@@ -1,0 +1,102 @@
+"""A trained model on a whole split, each document scored exactly once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rlt_dist.data.index import SplitIndex, load_corpus
+from rlt_dist.data.lanes import Run
+from rlt_dist.data.loader import Batch, LaneLoader
+from rlt_dist.data.stream import plan_lanes
+from rlt_dist.inference.evaluate import Evaluation, evaluate, to_evaluation
+from rlt_dist.inference.load import Trained
+from rlt_dist.util.errors import UserError
+
+Watch = Callable[[int, int], None]
+"""Called with the tokens read so far and those there are to read."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a split is read.
+
+    Attributes:
+        corpus: folder of the corpus.
+        segment: tokens of a lane per forward.
+        lanes: streams side by side; fewer where the split has fewer documents.
+        max_tokens: where to stop, counted over all lanes; None: at the end.
+        carried: whether state is carried from segment to segment.
+    """
+
+    corpus: Path
+    split: str
+    segment: int
+    lanes: int
+    max_tokens: int | None
+    carried: bool
+
+
+def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluation:
+    """Score a split with a trained model.
+
+    Raises:
+        UserError: the corpus was made by another tokenizer, or has no such split.
+    """
+    corpus = load_corpus(reading.corpus)
+    if corpus.tokenizer_hash != trained.tokenizer.hash:
+        raise UserError(
+            f"{reading.corpus}: was made by another tokenizer than {trained.run_folder}'s; "
+            "prepare it again with --tokenizer of that run"
+        )
+    device = next(trained.model.parameters()).device
+    lengths = torch.from_numpy(trained.tokenizer.byte_lengths()) * trained.tokenizer.lossless
+    batches = (
+        batch.to(device)
+        for batch in _batches_once(
+            corpus.split(reading.split), corpus.end_of_text, trained, reading, watch
+        )
+    )
+    sums = evaluate(
+        trained.model, batches, lengths.to(device), trained.config, carried=reading.carried
+    )
+    return to_evaluation(sums)
+
+
+def _batches_once(
+    split: SplitIndex, end_of_text: int, trained: Trained, reading: Reading, watch: Watch
+) -> Iterator[Batch]:
+    """Batches until every lane has read its run of epoch 0.
+
+    A lane that is done goes on reading with its tokens masked until the longest lane is done.
+    """
+    lanes, seed = min(reading.lanes, split.documents), trained.config.train.seed
+    plan = plan_lanes(split, lanes, seed)
+    left = torch.tensor([_tokens_of(split, plan.run(0, lane)) for lane in range(lanes)])
+    if reading.max_tokens is not None:
+        left = left.clamp(max=max(1, reading.max_tokens // lanes))
+    total = int(left.sum())
+    loader = LaneLoader(
+        split,
+        end_of_text,
+        lanes=lanes,
+        local=range(lanes),
+        segment=reading.segment,
+        seed=seed,
+        max_document=trained.config.data.max_document,
+    )
+    while bool((left > 0).any()):
+        batch = loader.next()
+        index = torch.arange(reading.segment)
+        yield replace(batch, loss_mask=batch.loss_mask & (index < left[:, None]))
+        left -= reading.segment
+        watch(total - int(left.clamp(min=0).sum()), total)
+
+
+def _tokens_of(split: SplitIndex, run: Run) -> int:
+    """Tokens of a lane's run."""
+    parts = (
+        split.shards[span.shard].documents["tokens"][span.first : span.last] for span in run.spans
+    )
+    return int(sum(part.sum() for part in parts))
