@@ -1,5 +1,6 @@
 """Reading a checkpoint on any number of processes."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -52,7 +53,10 @@ def load_parameters(folder: Path, model: Model) -> None:
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     _check_same(folder, stored, parameters)
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    dcp.load(target, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    with warnings.catch_warnings():
+        # It warns that there is no process group, which is what is meant here.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(target, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
 
 
 def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlt_dist.inference.held_out import Watch
 
 
-class StateChoice(str, Enum):
+class StateChoice(StrEnum):
     """What a segment starts from."""
 
     carried = "carried"

@@ -8,9 +8,11 @@ import typer
 
 from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
+from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.generate import generate
 from rlt_dist.cli.train import train
+from rlt_dist.cli.verify import verify_app
 from rlt_dist.util.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +28,8 @@ app.command()(train)
 app.command("eval")(evaluate)
 app.command()(generate)
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(verify_app, name="verify")
+app.command()(doctor)
 
 _FILE_TROUBLE = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EPERM}
 

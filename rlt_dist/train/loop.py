@@ -26,9 +26,9 @@ def run_training(session: Session) -> None:
     """
     config, world = session.config, session.world
     loader = together(world, lambda: session.loader("train", session.cursors))
-    with Reporter(config, session.step) if world.leads else nullcontext() as reporter:
-        for note in session.notes if reporter else ():
-            reporter.say(note)
+    with (
+        Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter
+    ):
         skips = 0
         while session.step < config.train.steps:
             record, result = _one_step(session, loader)
@@ -60,7 +60,7 @@ def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], Ste
     session.step, session.cursors = step, batch.cursors
     seconds = time.monotonic() - began
     tokens = config.data.lanes * config.data.segment
-    record = {
+    record: dict[str, Any] = {
         "step": step,
         "loss": result.loss,
         "learning_rate": rate,

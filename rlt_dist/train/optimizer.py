@@ -1,6 +1,7 @@
 """AdamW whose state is known by the global names of the parameters."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,9 @@ class NamedAdamW:
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.parameters = dict(model.named_parameters())
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.clip = config.clip
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": [p for p in self.parameters.values() if p.dim() > 1]},
             {"params": [p for p in self.parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
         ]

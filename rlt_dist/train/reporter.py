@@ -1,5 +1,6 @@
 """What the leading process tells of a run: metrics on disk, progress on the screen."""
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,29 +13,28 @@ from rlt_dist.train.step import StepResult
 class Reporter:
     """Writes and shows every step's record."""
 
-    def __init__(self, config: RunConfig, step: int) -> None:
-        """Go on after `step`."""
+    def __init__(self, config: RunConfig, step: int, notes: Sequence[str]) -> None:
+        """Go on after `step`; `notes` are lines shown first."""
         self._log = MetricsLog(config.run_folder, step)
         self._progress = TrainingProgress(step, config.train.steps, config.train.log_every)
-
-    def say(self, text: str) -> None:
-        """A line for the person who watches."""
-        self._progress.say(text)
+        self._notes = notes
 
     def step(self, record: dict[str, Any], result: StepResult) -> None:
         """One step's record."""
         self._log.write(record)
         self._progress.step(record["step"], result, record["tokens_per_second"])
         if result.skipped:
-            self.say(f"step {record['step']}: loss or gradient not finite; skipped")
+            self._progress.say(f"step {record['step']}: loss or gradient not finite; skipped")
         if result.restarted_lanes:
-            self.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
+            self._progress.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
         if "validation" in record:
             loss = record["validation"]["loss"]
-            self.say(f"step {record['step']}: validation loss {loss:.4f}")
+            self._progress.say(f"step {record['step']}: validation loss {loss:.4f}")
 
     def __enter__(self) -> "Reporter":
         self._progress.__enter__()
+        for note in self._notes:
+            self._progress.say(note)
         return self
 
     def __exit__(

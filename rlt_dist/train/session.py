@@ -11,10 +11,11 @@ from rlt_dist.checkpoint.load import load_contents
 from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, claim
 from rlt_dist.checkpoint.save import save_checkpoint
+from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.index import CorpusIndex, load_corpus
 from rlt_dist.data.loader import LaneLoader, lanes_of_rank
-from rlt_dist.data.tokenizer import load_tokenizer
+from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.world import World
@@ -68,8 +69,9 @@ class Session:
 
     def save(self) -> Path:
         """Write a checkpoint of the step just done."""
-        model = dict(self.model.named_parameters())
-        contents = Contents(model, self.optimizer.tensors(), self.state, self.cursors)
+        contents = Contents(
+            self.optimizer.parameters, self.optimizer.tensors(), self.state, self.cursors
+        )
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
@@ -92,6 +94,7 @@ def open_session(config: RunConfig, world: World) -> Session:
     local = together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
+    together(world, lambda: _check_ranked(config, tokenizer))
     lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
     model = together(world, lambda: _new_model(config, corpus)).to(world.device)
     notes = on_leader(world, lambda: claim(config, corpus.tokenizer))
@@ -111,6 +114,15 @@ def open_session(config: RunConfig, world: World) -> Session:
     if newest is not None:
         _resume(session, newest)
     return session
+
+
+def _check_ranked(config: RunConfig, tokenizer: Tokenizer) -> None:
+    cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
+    if cutoffs and not tokenizer.ranked:
+        raise UserError(
+            "model.cutoffs: an adaptive softmax needs ids ranked by frequency, which the tokenizer "
+            f"of {config.data.path} does not do; prepare a corpus with tokenizer/words.yaml"
+        )
 
 
 def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:

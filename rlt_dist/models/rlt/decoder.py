@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.rlt.chunks import Chunk, ChunkPlan, advance, last_output, plan_chunks
-from rlt_dist.models.rlt.layers import ChunkView, DecoderLayer, KeyValue, LayerMasks, Segment
+from rlt_dist.models.rlt.layers import ChunkView, KeyValue, LayerMasks, Segment
 from rlt_dist.models.rlt.pieces import Merge
 from rlt_dist.models.state import State
 from rlt_dist.ops.reach import reach_mask
@@ -42,7 +42,7 @@ class Feedback:
 
 def decode(
     config: RltConfig,
-    layers: Sequence[DecoderLayer],
+    layers: nn.ModuleList,
     merge: Merge | None,
     e: Tensor,
     memory: Sequence[KeyValue],
@@ -112,14 +112,16 @@ def _dropout_masks(
     config: RltConfig, plan: ChunkPlan, segment: Segment, shape: torch.Size
 ) -> list[list[LayerMasks]]:
     """Masks by chunk and layer, drawn for the whole segment and then cut."""
-    layers = range(config.decoder_layers)
-    if config.dropout == 0.0 or segment.dropout.noise is None:
-        return [[LayerMasks(None, None, None) for _ in layers] for _ in plan.chunks]
-    sites = ("decoder.attn", "decoder.cross", "decoder.ffn")
-    cut = [
-        [plan.split(segment.dropout.mask(site, j, tuple(shape[1:]))) for site in sites]
-        for j in layers
+
+    def cut(site: str, layer: int) -> list[Tensor] | list[None]:
+        mask = segment.dropout.mask(f"decoder.{site}", layer, tuple(shape[1:]))
+        return [None] * len(plan.chunks) if mask is None else plan.split(mask)
+
+    by_layer = [
+        [
+            LayerMasks(*sites)
+            for sites in zip(cut("attn", j), cut("cross", j), cut("ffn", j), strict=True)
+        ]
+        for j in range(config.decoder_layers)
     ]
-    return [
-        [LayerMasks(*(site[k] for site in cut[j])) for j in layers] for k in range(len(plan.chunks))
-    ]
+    return [list(layers) for layers in zip(*by_layer, strict=True)]

@@ -32,10 +32,11 @@ class RecurrentLoopedTransformer(nn.Module):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.embed = nn.utils.skip_init(nn.Embedding, vocabulary, config.d_model)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.encoder = nn.ModuleList(encoder)
         self.memory = Memory(config)
         self.merge = Merge(config) if config.feedback else None
-        tied = list(self.encoder) if config.tied else [None] * config.decoder_layers
+        tied = encoder if config.tied else [None] * config.decoder_layers
         self.decoder = nn.ModuleList(DecoderLayer(config, layer) for layer in tied)
         self.output_norm = nn.RMSNorm(config.d_model, eps=config.eps)
         self.output = (
@@ -65,15 +66,14 @@ class RecurrentLoopedTransformer(nn.Module):
         segment = Segment(position, tables, dropout)
         e, encoder_state = self._encode(dropout(x, "embed"), segment, state)
         memory, memory_state = self._remember(e, segment, state)
-        s, decoder_state = decode(
-            self.config, list(self.decoder), self.merge, e, memory, segment, state
-        )
+        s, decoder_state = decode(self.config, self.decoder, self.merge, e, memory, segment, state)
         counts = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
         return s, counts | encoder_state | memory_state | decoder_state
 
     def _encode(self, x: Tensor, segment: Segment, state: State) -> tuple[Tensor, State]:
         """x [b, T, d] through every encoder layer."""
-        limit, carried = self.config.memory_len, {}
+        limit = self.config.memory_len
+        carried: State = {}
         allowed = reach_mask(segment.position, state["encoder.0.k"].shape[1], limit)
         for i, layer in enumerate(self.encoder):
             x, seen = layer(x, segment, _entries(state, f"encoder.{i}"), allowed, i)
@@ -82,7 +82,8 @@ class RecurrentLoopedTransformer(nn.Module):
 
     def _remember(self, e: Tensor, segment: Segment, state: State) -> tuple[list[KeyValue], State]:
         """Each group's memory: the carried entries followed by those of e [b, T, d]."""
-        memory, carried = [], {}
+        memory: list[KeyValue] = []
+        carried: State = {}
         for g in range(self.config.memory_groups):
             new = self.memory(e, segment.tables, g)
             seen = append(_entries(state, f"memory.{g}"), new)
