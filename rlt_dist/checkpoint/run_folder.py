@@ -63,12 +63,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     """The objects of a `.jsonl` file; a last line cut short by a kill is left out."""
     if not path.is_file():
         return []
-    *lines, rest = path.read_text().split("\n")
-    return [json.loads(line) for line in ([*lines, rest] if _whole(rest) else lines)]
-
-
-def _whole(line: str) -> bool:
-    return line.endswith("}")
+    *whole, _ = path.read_text().split("\n")
+    return [json.loads(line) for line in whole]
 
 
 def _changes(old: RunConfig, new: RunConfig) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.generate import generate
+from rlt_dist.cli.report import report
 from rlt_dist.cli.train import train
 from rlt_dist.cli.verify import verify_app
 from rlt_dist.util.errors import UserError
@@ -29,6 +30,7 @@ app.command("eval")(evaluate)
 app.command()(generate)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
+app.command()(report)
 app.command()(doctor)
 
 _FILE_TROUBLE = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EPERM}

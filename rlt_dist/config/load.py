@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -23,6 +23,21 @@ class Strict(BaseModel):
     """Base of every configuration object: unknown keys are refused, values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_as_meant(cls, values: Any) -> Any:
+        """Refuse `true` for a number, which pydantic reads as 1; let an empty section be its default."""
+        if not isinstance(values, dict):
+            return values
+        kept = dict(values)
+        for name, value in values.items():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is {str(value).lower()}, which is not a number")
+            if value is None and field is not None and isinstance(field.default, BaseModel):
+                del kept[name]
+        return kept
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -35,7 +50,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         UserError: the file is missing, not text, not YAML, or not a mapping.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file; give the path of a YAML configuration")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise UserError(f"{path}: {what}; give the path of a YAML configuration")
     try:
         content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -86,11 +102,13 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
         raise UserError(f"override {override!r}: write key.sub=value, for example train.steps=100")
     try:
         value = YAML(typ="safe").load(text)
-    except YAMLError:
+    except (YAMLError, ValueError):
         raise UserError(f"override {override!r}: the value is not valid YAML") from None
     *parents, last = key.split(".")
     for parent in parents:
-        content = content.setdefault(parent, {})
+        if content.get(parent) is None:
+            content[parent] = {}
+        content = content[parent]
         if not isinstance(content, dict):
             raise UserError(f"override {override!r}: {parent} is a single value, not a section")
     content[last] = value
@@ -126,7 +144,7 @@ def _walk(kind: type[BaseModel], location: list[str]) -> tuple[list[str], list[s
     path: list[str] = []
     for part in location:
         tagged = [model for model in models if _tag(model) == part]
-        if tagged and part not in known:
+        if tagged and len(models) > 1:
             models, known = tagged, list(tagged[0].model_fields)
             continue
         path.append(part)

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from rlt_dist.config.load import Strict, write_yaml
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import ModelConfig, Probability, RltConfig
 
 
 class DataConfig(Strict):
@@ -40,7 +40,7 @@ class OptimizerConfig(Strict):
     """AdamW. Vectors (norms, biases, the initial state) do not decay."""
 
     learning_rate: PositiveFloat
-    betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.95)
+    betas: tuple[Probability, Probability] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.1
     clip: PositiveFloat = 1.0

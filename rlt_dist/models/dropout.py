@@ -33,4 +33,4 @@ class Dropout:
 
 def masked(x: Tensor, mask: Tensor | None) -> Tensor:
     """x under a scaled keep-mask, in x's dtype."""
-    return x if mask is None else x * mask.to(x.dtype)
+    return x if mask is None else (x * mask).to(x.dtype)

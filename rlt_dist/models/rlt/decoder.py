@@ -10,7 +10,7 @@ from rlt_dist.models.rlt.chunks import Chunk, ChunkPlan, advance, last_output, p
 from rlt_dist.models.rlt.layers import ChunkView, KeyValue, LayerMasks, Segment
 from rlt_dist.models.rlt.pieces import Merge
 from rlt_dist.models.state import State
-from rlt_dist.ops.reach import reach_mask
+from rlt_dist.ops.reach import newest, reach_mask
 
 
 class Feedback:
@@ -76,8 +76,13 @@ def decode(
             feedback.leave(x, chunk)
         outputs.append(x)
     carried = feedback.carried(state) if feedback else {}
+    # Padding widens a window that is still filling; how far must not depend on other rows.
+    keep = min(config.window - 1, state["decoder.0.k"].shape[1] + e.shape[1])
     for j, window in enumerate(windows):
-        carried |= {f"decoder.{j}.k": window.k, f"decoder.{j}.v": window.v}
+        carried |= {
+            f"decoder.{j}.k": newest(window.k, keep),
+            f"decoder.{j}.v": newest(window.v, keep),
+        }
     return plan.join(outputs), carried
 
 
