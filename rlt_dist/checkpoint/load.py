@@ -10,13 +10,13 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlt_dist.checkpoint.contents import Contents, blank, from_global
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
+from rlt_dist.data.lanes import Cursor
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
 from rlt_dist.util.errors import UserError
 
-TOKENS_COLUMN = 3
-"""Column of the cursors that counts the lane's tokens (data.lanes.Cursor)."""
+_TOKENS = Cursor.FIELDS.index("tokens")
 
 
 def load_contents(folder: Path, empty: State, world: World) -> Contents:
@@ -34,7 +34,7 @@ def load_contents(folder: Path, empty: State, world: World) -> Contents:
     }
     dcp.load(flat, storage_reader=dcp.FileSystemReader(folder), process_group=world.group)
     contents = from_global(flat, empty)
-    if not torch.equal(contents.state["tokens"], contents.cursors[:, TOKENS_COLUMN]):
+    if not torch.equal(contents.state["tokens"], contents.cursors[:, _TOKENS]):
         raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
     return contents
 

@@ -9,7 +9,6 @@ evaluations.jsonl what `rlt-dist eval` measured
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ def claim(config: RunConfig, tokenizer: Path) -> list[str]:
         raise UserError(f"{folder}: is a file; give another run_folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / CONFIG, config.to_yaml())
-    if not (folder / TOKENIZER).exists():
-        shutil.copyfile(tokenizer, folder / TOKENIZER)
+    write_atomic(folder / TOKENIZER, tokenizer.read_bytes())
     return [change for _, change in changes]
 
 

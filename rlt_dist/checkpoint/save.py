@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -14,6 +13,7 @@ from rlt_dist.checkpoint.manifest import (
     folder_name,
     write_manifest,
 )
+from rlt_dist.mesh.collectives import on_leader
 from rlt_dist.mesh.world import World
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import commit_folder, remove_folder
@@ -35,26 +35,25 @@ def save_checkpoint(
     """
     final = folder / folder_name(facts.step)
     partial = folder / f".{final.name}.partial"
-    if world.leads:
-        _clear(folder, final)
-        partial.mkdir(parents=True)
-    dist.barrier(world.group)
+    on_leader(world, lambda: _clear(partial, final))
     _write(partial, contents, world)
-    if world.leads:
-        write_manifest(partial, facts, describe_files(partial))
-        commit_folder(partial, final)
-        for old in checkpoints(folder)[:-keep]:
-            remove_folder(old)
-    dist.barrier(world.group)
+    on_leader(world, lambda: _commit(partial, final, facts, keep))
     return final
 
 
-def _clear(folder: Path, final: Path) -> None:
-    """Remove what an interrupted write left, and a damaged checkpoint of the same step."""
-    if folder.is_dir():
-        for leftover in folder.glob(".*.partial"):
-            remove_folder(leftover)
+def _clear(partial: Path, final: Path) -> None:
+    """Make the folder to write to; remove what an interrupted or damaged write left."""
+    for leftover in partial.parent.glob(".*.partial"):
+        remove_folder(leftover)
     remove_folder(final)
+    partial.mkdir(parents=True)
+
+
+def _commit(partial: Path, final: Path, facts: Facts, keep: int) -> None:
+    write_manifest(partial, facts, describe_files(partial))
+    commit_folder(partial, final)
+    for old in checkpoints(final.parent)[:-keep]:
+        remove_folder(old)
 
 
 def _write(partial: Path, contents: Contents, world: World) -> None:

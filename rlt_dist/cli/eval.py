@@ -69,6 +69,7 @@ def evaluate(
         with _progress(kind) as watch:
             result = evaluate_split(trained, reading, watch)
         facts = {"step": trained.step, "split": split, "state": kind, "segment": length}
+        facts |= {"lanes": lanes, "max_tokens": max_tokens, "data": str(folder)}
         records.append(facts | choices | _numbers(result))
     lines = [json.dumps(record) for record in records]
     with (trained.run_folder / EVALUATIONS).open("a") as file:
@@ -93,10 +94,11 @@ def _show(records: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table()
-    for name in records[0]:
+    shown = [name for name in records[0] if name not in ("lanes", "max_tokens", "data")]
+    for name in shown:
         table.add_column(name.replace("_", " "), justify="right")
     for record in records:
-        table.add_row(*(_format(value) for value in record.values()))
+        table.add_row(*(_format(record[name]) for name in shown))
     Console().print(table)
 
 

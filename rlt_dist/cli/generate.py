@@ -9,7 +9,9 @@ import typer
 
 def generate(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "\n",
+    prompt: Annotated[
+        str, typer.Option(help="Text to go on from.", show_default="a newline")
+    ] = "\n",
     prompt_file: Annotated[
         Path | None, typer.Option(help="A file to go on from, instead of --prompt.")
     ] = None,

@@ -1,6 +1,5 @@
 """The command line: one typer application, one file a command."""
 
-import errno
 import os
 import sys
 
@@ -14,7 +13,7 @@ from rlt_dist.cli.generate import generate
 from rlt_dist.cli.report import report
 from rlt_dist.cli.train import train
 from rlt_dist.cli.verify import verify_app
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import UserError, disk_trouble
 
 app = typer.Typer(
     name="rlt-dist",
@@ -33,8 +32,6 @@ app.add_typer(verify_app, name="verify")
 app.command()(report)
 app.command()(doctor)
 
-_FILE_TROUBLE = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EPERM}
-
 
 def main() -> None:
     """Run the command line; a person's mistake is one line and exit status 2."""
@@ -45,9 +42,10 @@ def main() -> None:
             _show(str(error))
         sys.exit(2)
     except OSError as error:
-        if error.errno not in _FILE_TROUBLE:
+        message = disk_trouble(error)
+        if message is None:
             raise
-        _show(f"{error.filename or 'disk'}: {error.strerror}; make room or change permissions")
+        _show(message)
         sys.exit(2)
 
 

@@ -27,7 +27,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_as_meant(cls, values: Any) -> Any:
-        """Refuse `true` for a number, which pydantic reads as 1; let an empty section be its default."""
+        """Refuse `true` for a number (pydantic reads 1); an empty section is its default."""
         if not isinstance(values, dict):
             return values
         kept = dict(values)

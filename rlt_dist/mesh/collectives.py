@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlt_dist.mesh.world import World
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import UserError, disk_trouble
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup) -> Non
 
 
 def together(world: World, action: Callable[[], T]) -> T:
-    """Do something on every process; a person's mistake on one is raised on all, at once.
+    """Do something on every process; a mistake or a full disk on one is raised on all.
 
     Raises:
         UserError: the first failing rank's, with its rank; marked as shared, since every process
@@ -70,6 +70,11 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
         return action(), None
     except UserError as error:
         return None, str(error)
+    except OSError as error:
+        message = disk_trouble(error)
+        if message is None:
+            raise
+        return None, message
 
 
 def _shared(message: str, rank: int, world: World) -> UserError:

@@ -48,14 +48,15 @@ class World:
 def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     """Join the processes that a launcher such as torchrun started; alone, be a world of one.
 
-    Sets the number of threads so that the processes of one machine share its cores.
+    The processes of one machine share its cores, unless OMP_NUM_THREADS says how many each takes.
 
     Raises:
         UserError: the launcher's variables are incomplete.
     """
     rank, size, local_rank, local_size = _launched(environment)
     device = _device(local_rank)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+    if "OMP_NUM_THREADS" not in environment:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     store = dist.HashStore() if size == 1 else None
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)

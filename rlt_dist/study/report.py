@@ -33,6 +33,7 @@ ENDS = 20
 
 _LONGEST_SAMPLE = 8000
 _MEASURED = {"step", "split", "state", "segment", "tokens", "loss", "perplexity", "bits_per_byte"}
+_MEASURED |= {"lanes", "max_tokens", "data"}
 _UNSHOWABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 

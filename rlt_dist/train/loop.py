@@ -2,7 +2,6 @@
 
 import time
 from contextlib import nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
@@ -85,9 +84,9 @@ def _due(session: Session, every: int) -> bool:
 def _validate(session: Session) -> Evaluation:
     """Loss on the validation split, with lanes, cursors and state of its own."""
     loader = together(session.world, lambda: session.loader("validation"))
-    batches = (loader.next().to(session.world.device) for _ in iter(int, 1))
-    segments = islice(batches, session.config.validation.segments)
-    sums = evaluate(session.model, segments, session.byte_lengths, session.config)
+    segments = range(session.config.validation.segments)
+    batches = (loader.next().to(session.world.device) for _ in segments)
+    sums = evaluate(session.model, batches, session.byte_lengths, session.config)
     return to_evaluation(all_sum(sums, session.world.group))
 
 

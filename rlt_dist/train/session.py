@@ -14,7 +14,9 @@ from rlt_dist.checkpoint.save import save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.index import CorpusIndex, load_corpus
+from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import LaneLoader, lanes_of_rank
+from rlt_dist.data.stream import plan_lanes
 from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype
 from rlt_dist.mesh.collectives import on_leader, together
@@ -94,10 +96,11 @@ def open_session(config: RunConfig, world: World) -> Session:
     local = together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
-    together(world, lambda: _check_ranked(config, tokenizer))
-    lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
+    together(world, lambda: _check_fit(config, corpus, tokenizer))
+    newest = on_leader(world, lambda: _newest(config, corpus))
     model = together(world, lambda: _new_model(config, corpus)).to(world.device)
-    notes = on_leader(world, lambda: claim(config, corpus.tokenizer))
+    changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
+    lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
     session = Session(
         config=config,
         world=world,
@@ -106,17 +109,20 @@ def open_session(config: RunConfig, world: World) -> Session:
         optimizer=NamedAdamW(model, config.optimizer),
         step=0,
         state=model.empty_state(len(local)),
-        cursors=torch.zeros(len(local), 4, dtype=torch.int64),
+        cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
         byte_lengths=lengths.to(world.device),
-        notes=[f"changed since the last start: {note}" for note in notes],
+        notes=[f"changed since the last start: {change}" for change in changes],
     )
-    newest = on_leader(world, lambda: _newest(config))
     if newest is not None:
         _resume(session, newest)
     return session
 
 
-def _check_ranked(config: RunConfig, tokenizer: Tokenizer) -> None:
+def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> None:
+    """What the configuration asks of the corpus, checked before anything is written."""
+    splits = ["train"] if config.validation.every is None else ["train", "validation"]
+    for split in splits:
+        plan_lanes(corpus.split(split), config.data.lanes, config.train.seed)
     cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
     if cutoffs and not tokenizer.ranked:
         raise UserError(
@@ -125,38 +131,45 @@ def _check_ranked(config: RunConfig, tokenizer: Tokenizer) -> None:
         )
 
 
+def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
+    """The checkpoint to go on from, or None to start from the beginning."""
+    folder = config.run_folder / CHECKPOINTS
+    newest = latest(folder)
+    if newest is None:
+        if checkpoints(folder):
+            raise UserError(
+                f"{folder}: none of its {len(checkpoints(folder))} checkpoints is whole; "
+                "remove the folder to start from the beginning"
+            )
+        return None
+    facts = read_manifest(newest).facts
+    for name, saved, now in (
+        ("corpus", facts.corpus, corpus.fingerprint),
+        ("tokenizer", facts.tokenizer, corpus.tokenizer_hash),
+    ):
+        if saved != now:
+            raise UserError(
+                f"{newest}: was trained on another {name} than {corpus.folder}; "
+                "point data.path at the one it was started with"
+            )
+    return newest
+
+
 def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
     return initial_model(
         config.bounded_model, corpus.vocabulary, config.train.seed, parameter_dtype(config)
     )
 
 
-def _newest(config: RunConfig) -> Path | None:
-    folder = config.run_folder / CHECKPOINTS
-    newest = latest(folder)
-    if newest is None and checkpoints(folder):
-        raise UserError(
-            f"{folder}: none of its {len(checkpoints(folder))} checkpoints is whole; "
-            "remove the folder to start from the beginning"
-        )
-    return newest
-
-
 def _resume(session: Session, folder: Path) -> None:
-    facts = read_manifest(folder).facts
-    for name, saved, now in (
-        ("corpus", facts.corpus, session.corpus.fingerprint),
-        ("tokenizer", facts.tokenizer, session.corpus.tokenizer_hash),
-    ):
-        if saved != now:
-            raise UserError(
-                f"{folder}: was trained on another {name} than {session.corpus.folder}; "
-                "point data.path at the one it was started with"
-            )
+    """Take over a checkpoint whose corpus, tokenizer and configuration are known to fit."""
     contents = together(session.world, lambda: load_contents(folder, session.state, session.world))
     with torch.no_grad():
-        for name, parameter in session.model.named_parameters():
+        for name, parameter in session.optimizer.parameters.items():
             parameter.copy_(contents.model[name])
     session.optimizer.load(contents.optimizer)
-    session.state, session.cursors, session.step = contents.state, contents.cursors, facts.step
-    session.notes.append(f"resumed from {folder} at step {facts.step}")
+    session.state, session.cursors = contents.state, contents.cursors
+    session.step = read_manifest(folder).facts.step
+    session.notes.append(f"resumed from {folder} at step {session.step}")
+    if session.step >= session.config.train.steps:
+        session.notes.append("nothing left to do; raise train.steps to go on")

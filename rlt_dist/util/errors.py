@@ -1,5 +1,9 @@
 """The error that a person can act on."""
 
+import errno
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
 
 class UserError(Exception):
     """A mistake that a person can correct.
@@ -11,3 +15,11 @@ class UserError(Exception):
 
     shared: bool = False
     """Raised alike on every process of a run, so one of them shows it for all."""
+
+
+def disk_trouble(error: OSError) -> str | None:
+    """One line for a disk that is full or may not be written; None for any other error."""
+    if error.errno not in _DISK:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; make room, or give a place that can be written"
