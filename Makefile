@@ -17,8 +17,9 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)
 	launch/main_job.sh $(MODEL)
 
+# One thread a process: two workers and the ranks they start share the cores already.
 test: $(READY)
-	$(VENV)/bin/pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,93 @@
+"""Every command that the README shows, run as it stands there, in a copy of the repository."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = ("README.md", "slurm/README.md")
+
+
+def shown_commands() -> list[str]:
+    """The lines of all bash blocks, comments cut off."""
+    text = "\n".join((REPOSITORY / page).read_text() for page in PAGES)
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tracked files and the environment, with a corpus and a short run as `make run` leaves."""
+    folder = tmp_path_factory.mktemp("clone")
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    for name in tracked.stdout.split("\n"):
+        if name and (REPOSITORY / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / name)
+    (folder / ".venv").symlink_to(REPOSITORY / ".venv")
+    run(
+        folder,
+        "rlt-dist data prepare --input rlt_dist --input tests --pattern '*.py'"
+        " --output runs/corpus --tokenizer tokenizer/bytes.yaml --train 0.6 --validation 0.2 --test 0.2",
+    )
+    run(folder, "rlt-dist train configs/rlt_stdlib.yaml train.steps=20")
+    return folder
+
+
+def run(folder: Path, command: str) -> str:
+    """Run one line in bash; its output, after a clean exit."""
+    environment = os.environ | {"PATH": f"{folder / '.venv/bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def as_a_job(command: str) -> str:
+    """An sbatch line as the same job run here, on one node, without a cluster."""
+    script, *arguments = shlex.split(command[command.index("slurm/") :])
+    return (
+        'srun() { shift; "$@"; }; exec() { "$@"; }; export -f srun exec; '
+        "SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=1 MASTER_ADDR=127.0.0.1 "
+        f"MASTER_PORT=29471 bash {script} {shlex.join(arguments)} train.steps=20"
+    )
+
+
+def test_the_pages_show_commands() -> None:
+    assert len(shown_commands()) > 12
+
+
+@pytest.mark.parametrize("command", shown_commands())
+def test_a_command_of_the_readme_works_as_shown(clone: Path, command: str) -> None:
+    program = command.split()[0]
+    if program == "make":
+        assert run(clone, command.replace("make", "make --dry-run", 1))
+    elif program == "sbatch":
+        run(clone, as_a_job(command))
+    else:
+        assert program in ("rlt-dist", "launch/torchrun.sh"), f"no test runs {command}"
+        run(clone, command)
+
+
+def test_every_command_is_in_the_table() -> None:
+    from rlt_dist.cli.main import app
+
+    table = (REPOSITORY / "README.md").read_text()
+    names = [command.name or command.callback.__name__ for command in app.registered_commands]
+    for name in names + [group.name for group in app.registered_groups]:
+        assert f"`rlt-dist {name}" in table
