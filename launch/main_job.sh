@@ -35,7 +35,7 @@ kill_half_way() {
 say "1. Prepare: raw files to a tokenizer and shards"
 stdlib=$(python -c 'import sysconfig; print(sysconfig.get_paths()["stdlib"])')
 show rlt-dist data prepare --input "$stdlib" --pattern '*.py' --exclude site-packages \
-  --exclude test --exclude tests --output "$corpus" --tokenizer tokenizer/bpe.yaml
+  --exclude test --exclude tests --train 0.8 --validation 0.1 --test 0.1 --output "$corpus" --tokenizer tokenizer/bpe.yaml
 
 say "2. Train on two processes, and kill them half-way with SIGKILL"
 rm -rf "$run"
