@@ -256,7 +256,7 @@ def test_a_folder_on_no_floor_is_found(package):
 def test_a_file_or_function_that_is_too_long_is_found(package):
     assert package(ops__of__file="x = 1\n" * 500) == []
     assert package(ops__of__file="x = 1\n" * 501) == ["ops/file.py: 501 lines"]
-    body = "    x = 1\n" * 59
+    body = "    x = 1\n" * 60
     assert package(ops__of__file=f"def f():\n{body}") == []
     long = f"class A:\n  async def f(self):\n{body}    x = 2\n"
     assert package(ops__of__file=long) == ["ops/file.py:2: f has 61 lines"]

@@ -17,7 +17,7 @@ from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file, write_atomic
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 
 
 class FileFacts(BaseModel):
@@ -64,6 +64,11 @@ class Manifest(BaseModel):
 def folder_name(step: int) -> str:
     """Name of the checkpoint of a step."""
     return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int:
+    """The step whose checkpoint a folder is, by its name."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def describe_files(folder: Path) -> dict[str, FileFacts]:
@@ -118,8 +123,8 @@ def checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoint folders, oldest first; whether they are whole is for `verify`."""
     if not folder.is_dir():
         return []
-    found = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    return [path for _, path in sorted((int(m[1]), path) for m, path in found if m)]
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=step_of)
 
 
 def latest(folder: Path) -> Path | None:

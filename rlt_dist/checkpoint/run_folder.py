@@ -21,7 +21,15 @@ from rlt_dist.util.files import write_atomic
 CONFIG, TOKENIZER, METRICS = "config.yaml", "tokenizer.json", "metrics.jsonl"
 CHECKPOINTS, TENSORBOARD, EVALUATIONS = "checkpoints", "tensorboard", "evaluations.jsonl"
 
-_FIXED = ("model", "data.lanes", "data.segment", "data.max_document", "state", "train.seed")
+_FIXED = (
+    "model",
+    "data.lanes",
+    "data.segment",
+    "data.max_document",
+    "state",
+    "train.seed",
+    "train.precision",
+)
 """Changing one of these makes another run of it: same data order, state or parameters no more."""
 
 

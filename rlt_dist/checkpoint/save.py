@@ -11,6 +11,7 @@ from rlt_dist.checkpoint.manifest import (
     checkpoints,
     describe_files,
     folder_name,
+    step_of,
     write_manifest,
 )
 from rlt_dist.mesh.collectives import on_leader
@@ -35,17 +36,22 @@ def save_checkpoint(
     """
     final = folder / folder_name(facts.step)
     partial = folder / f".{final.name}.partial"
-    on_leader(world, lambda: _clear(partial, final))
+    on_leader(world, lambda: _clear(partial, facts.step))
     _write(partial, contents, world)
     on_leader(world, lambda: _commit(partial, final, facts, keep))
     return final
 
 
-def _clear(partial: Path, final: Path) -> None:
-    """Make the folder to write to; remove what an interrupted or damaged write left."""
-    for leftover in partial.parent.glob(".*.partial"):
-        remove_folder(leftover)
-    remove_folder(final)
+def _clear(partial: Path, step: int) -> None:
+    """Make the folder to write to.
+
+    Removes what interrupted writes left, and checkpoints of this step or later ones: the run went
+    on from an earlier one, so these are damaged.
+    """
+    clear_leftovers(partial.parent)
+    for passed_over in checkpoints(partial.parent):
+        if step_of(passed_over) >= step:
+            _discard(passed_over)
     partial.mkdir(parents=True)
 
 
@@ -53,7 +59,20 @@ def _commit(partial: Path, final: Path, facts: Facts, keep: int) -> None:
     write_manifest(partial, facts, describe_files(partial))
     commit_folder(partial, final)
     for old in checkpoints(final.parent)[:-keep]:
-        remove_folder(old)
+        _discard(old)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint; killed on the way, it leaves none that looks whole."""
+    doomed = folder.with_name(f".{folder.name}.partial")
+    folder.rename(doomed)
+    remove_folder(doomed)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what writes or removals that were interrupted left in the checkpoints' folder."""
+    for leftover in folder.glob(".*.partial"):
+        remove_folder(leftover)
 
 
 def _write(partial: Path, contents: Contents, world: World) -> None:
@@ -62,9 +81,24 @@ def _write(partial: Path, contents: Contents, world: World) -> None:
         dcp.save(contents.to_global(world), storage_writer=writer, process_group=world.group)
     except CheckpointException as error:
         for rank, (failure, _) in sorted(error.failures.items()):
-            if isinstance(failure, OSError):
-                raise UserError(
-                    f"rank {rank} cannot write the checkpoint {partial}: {failure.strerror}; "
-                    "make room and run the same command again to go on from the one before"
-                ) from None
+            reason = _why_unwritten(failure)
+            if reason is not None:
+                raise _not_written(f"rank {rank} cannot write {partial}: {reason}") from None
         raise
+
+
+def _why_unwritten(failure: BaseException) -> str | None:
+    if isinstance(failure, OSError):
+        return failure.strerror
+    # torch's zip writer hides the operating system's error behind its own.
+    if "PytorchStreamWriter" in str(failure) or "unexpected pos" in str(failure):
+        return "a file was cut short; the disk is probably full"
+    return None
+
+
+def _not_written(what: str) -> UserError:
+    error = UserError(
+        f"{what}; make room and run the same command again to go on from the checkpoint before"
+    )
+    error.shared = True
+    return error

@@ -1,6 +1,7 @@
 """A run's numbers: `metrics.jsonl`, one object a step, and the same for TensorBoard."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Add one step's record; its `step` orders it."""
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(_standard(record)) + "\n")
         for name, value in record.items():
             if isinstance(value, dict):
                 for key, inner in value.items():
@@ -35,3 +36,10 @@ class MetricsLog:
         """Nothing more will be written."""
         self._file.close()
         self._board.close()
+
+
+def _standard(value: Any) -> Any:
+    """The value as standard JSON has it: numbers that are not finite (a skipped step) are null."""
+    if isinstance(value, dict):
+        return {name: _standard(inner) for name, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

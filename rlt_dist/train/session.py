@@ -10,7 +10,7 @@ from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
 from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, claim
-from rlt_dist.checkpoint.save import save_checkpoint
+from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.index import CorpusIndex, load_corpus
@@ -97,6 +97,7 @@ def open_session(config: RunConfig, world: World) -> Session:
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
+    on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
     newest = on_leader(world, lambda: _newest(config, corpus))
     model = together(world, lambda: _new_model(config, corpus)).to(world.device)
     changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
@@ -152,6 +153,11 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
                 f"{newest}: was trained on another {name} than {corpus.folder}; "
                 "point data.path at the one it was started with"
             )
+    model = config.model.model_dump(mode="json")
+    for key in model.keys() | facts.model.keys():
+        if model.get(key) != facts.model.get(key):
+            change = f"model.{key}: {facts.model.get(key)} -> {model.get(key)}"
+            raise UserError(f"{newest}: holds another model ({change}); give another run_folder")
     return newest
 
 

@@ -1,0 +1,52 @@
+"""Sums and shared errors in a world of one; tests/distributed has them on several processes."""
+
+import pytest
+import torch
+
+from rlt_dist.mesh.collectives import all_sum, on_leader, sum_gradients, together
+from rlt_dist.mesh.world import open_world
+from rlt_dist.util.errors import UserError
+
+
+def fail() -> None:
+    raise UserError("no such file")
+
+
+def test_alone_an_error_names_no_rank_and_is_marked_as_shared() -> None:
+    with open_world({"OMP_NUM_THREADS": "1"}) as world:
+        for everywhere in (together, on_leader):
+            with pytest.raises(UserError, match=r"^no such file$") as raised:
+                everywhere(world, fail)
+            assert raised.value.shared
+
+
+def test_alone_the_result_is_the_actions_own() -> None:
+    with open_world({"OMP_NUM_THREADS": "1"}) as world:
+        assert together(world, lambda: 3) == 3
+        assert on_leader(world, lambda: "x") == "x"
+
+
+def test_a_defect_is_not_taken_for_a_persons_mistake() -> None:
+    with open_world({"OMP_NUM_THREADS": "1"}) as world, pytest.raises(ZeroDivisionError):
+        together(world, lambda: 1 // 0)
+
+
+def test_a_sum_leaves_its_argument_alone() -> None:
+    values = torch.tensor([1.0, 2.0])
+    with open_world({"OMP_NUM_THREADS": "1"}) as world:
+        total = all_sum(values, world.group)
+        total += 1
+    assert values.tolist() == [1.0, 2.0]
+
+
+def test_a_parameter_without_a_gradient_counts_as_zeros_and_dtypes_are_kept() -> None:
+    parameters = [torch.ones(2, 3), torch.ones(4, dtype=torch.float64), torch.ones(1)]
+    parameters[0].grad = torch.arange(6.0).view(2, 3)
+    parameters[1].grad = torch.arange(4, dtype=torch.float64)
+    with open_world({"OMP_NUM_THREADS": "1"}) as world:
+        sum_gradients(parameters, world.group)
+    gradients = [parameter.grad for parameter in parameters]
+    assert gradients[0].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert gradients[1].dtype == torch.float64
+    assert gradients[1].tolist() == [0, 1, 2, 3]
+    assert gradients[2].tolist() == [0]

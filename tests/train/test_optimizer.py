@@ -1,0 +1,136 @@
+"""NamedAdamW is torch's AdamW, with a global clip, undecayed vectors and a state that has names."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlt_dist.config.run import OptimizerConfig
+from rlt_dist.train.optimizer import NamedAdamW
+
+FREE = {"learning_rate": 1.0, "clip": 1e9}
+
+
+def small_model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).double()
+
+
+def fill_gradients(model: nn.Module, step: int, size: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.grad = size * noise
+
+
+def updated(model: nn.Module, optimizer: NamedAdamW, step: int, size: float = 1.0) -> float:
+    fill_gradients(model, step, size)
+    norm = optimizer.gradient_norm()
+    optimizer.step(0.01 * step, norm)
+    return float(norm)
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_it_is_torchs_adamw_with_matrices_decayed_and_vectors_not() -> None:
+    mine, reference = small_model(), small_model()
+    config = OptimizerConfig(betas=(0.8, 0.9), eps=1e-7, weight_decay=0.3, **FREE)
+    optimizer = NamedAdamW(mine, config)
+    kinds: dict[bool, list[Any]] = {True: [], False: []}
+    for parameter in reference.parameters():
+        kinds[parameter.dim() > 1].append(parameter)
+    groups = [
+        {"params": kinds[True], "weight_decay": 0.3},
+        {"params": kinds[False], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-7)
+    for step in range(1, 6):
+        updated(mine, optimizer, step)
+        fill_gradients(reference, step)
+        for group in adamw.param_groups:
+            group["lr"] = 0.01 * step
+        adamw.step()
+    assert same(mine, reference)
+
+
+def test_without_gradients_to_follow_only_matrices_shrink() -> None:
+    model = small_model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = NamedAdamW(model, OptimizerConfig(weight_decay=0.5, **FREE))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step(0.1, optimizer.gradient_norm())
+    for name, parameter in model.named_parameters():
+        factor = 1 - 0.1 * 0.5 if parameter.dim() > 1 else 1.0
+        assert torch.allclose(parameter, factor * before[name], rtol=1e-12)
+
+
+def test_the_norm_is_that_of_all_gradients_as_one_vector() -> None:
+    model = small_model()
+    fill_gradients(model, 1)
+    everything = torch.cat([p.grad.flatten() for p in model.parameters()])
+    found = NamedAdamW(model, OptimizerConfig(**FREE)).gradient_norm()
+    assert float(found) == pytest.approx(float(everything.norm()), rel=1e-14)
+
+
+def test_a_norm_of_float32_gradients_does_not_overflow() -> None:
+    model = small_model().float()
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e30)
+    norm = float(NamedAdamW(model, OptimizerConfig(**FREE)).gradient_norm())
+    count = sum(p.numel() for p in model.parameters())
+    assert norm == pytest.approx(1e30 * math.sqrt(count), rel=1e-6)
+
+
+def test_a_long_gradient_is_scaled_to_the_clip_in_its_own_direction() -> None:
+    model = small_model()
+    optimizer = NamedAdamW(model, OptimizerConfig(learning_rate=1.0, clip=0.5))
+    norm = updated(model, optimizer, 1, size=7.0)
+    scaled = [parameter.grad.clone() for parameter in model.parameters()]
+    assert norm > 0.5
+    assert float(optimizer.gradient_norm()) == pytest.approx(0.5, rel=1e-12)
+    fill_gradients(model, 1, size=7.0)
+    for parameter, gradient in zip(model.parameters(), scaled, strict=True):
+        assert torch.allclose(gradient, parameter.grad * (0.5 / norm), rtol=1e-12)
+
+
+def test_a_short_gradient_is_left_as_it_is() -> None:
+    model = small_model()
+    optimizer = NamedAdamW(model, OptimizerConfig(learning_rate=1.0, clip=1e3))
+    fill_gradients(model, 1)
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    optimizer.step(0.1, optimizer.gradient_norm())
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_its_state_goes_out_and_comes_in_by_name() -> None:
+    config = OptimizerConfig(weight_decay=0.1, **FREE)
+    first, second = small_model(), small_model()
+    one, other = NamedAdamW(first, config), NamedAdamW(second, config)
+    for step in range(1, 4):
+        updated(first, one, step)
+    exported = {name: tensor.clone() for name, tensor in one.tensors().items()}
+    names = [name for name, _ in first.named_parameters()]
+    moments = [f"{m}.{name}" for name in names for m in ("exp_avg", "exp_avg_sq")]
+    assert exported.keys() == {*moments, "updates"}
+    assert float(exported["updates"]) == 3
+    second.load_state_dict(first.state_dict())
+    other.load(exported)
+    assert all(torch.equal(other.tensors()[name], exported[name]) for name in exported)
+    for step in range(4, 6):
+        updated(first, one, step)
+        updated(second, other, step)
+    assert same(first, second)
+
+
+def test_forgetting_gradients_leaves_none() -> None:
+    model = small_model()
+    fill_gradients(model, 1)
+    optimizer = NamedAdamW(model, OptimizerConfig(**FREE))
+    optimizer.zero_gradients()
+    assert all(parameter.grad is None for parameter in model.parameters())
