@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Train on one machine with several processes: launch/torchrun.sh PROCESSES FILE [KEY.SUB=VALUE ...]
 set -euo pipefail
-cd "$(dirname "$0")/.."
-processes=${1:?usage: launch/torchrun.sh PROCESSES FILE [KEY.SUB=VALUE ...]}
+usage="usage: launch/torchrun.sh PROCESSES FILE [KEY.SUB=VALUE ...]"
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { echo "$usage" >&2; exit 2; }
+processes=$1
 shift
+environment=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv
 # The processes share the cores; torchrun would give each of them one.
 share=$(($(nproc) / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
-exec .venv/bin/torchrun --standalone --nproc-per-node "$processes" -m rlt_dist train "$@"
+exec "$environment/bin/torchrun" --standalone --nproc-per-node "$processes" -m rlt_dist train "$@"

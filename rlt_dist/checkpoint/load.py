@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlt_dist.checkpoint.contents import Contents, blank, from_global
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model
@@ -75,12 +76,13 @@ def find_checkpoint(path: Path) -> Path:
     Raises:
         UserError: there is none, or the named one is damaged.
     """
-    if not path.exists():
+    path = path.absolute()
+    if not path.is_dir():
         raise UserError(f"{path}: no such folder; give a run folder or a checkpoint folder")
-    if checkpoints(path.parent) and path in checkpoints(path.parent):
+    if path in checkpoints(path.parent):
         verify(path)
         return path
-    newest = latest(path / "checkpoints")
+    newest = latest(path if path.name == CHECKPOINTS else path / CHECKPOINTS)
     if newest is None:
         raise UserError(f"{path}: holds no whole checkpoint; is it a run folder?")
     return newest

@@ -35,10 +35,9 @@ class Facts(BaseModel):
     Attributes:
         step: optimizer steps done.
         tokens: input tokens consumed over all lanes.
-        lanes: G.
         tokenizer: the tokenizer's hash.
         corpus: the shard index's fingerprint.
-        model: the model's resolved configuration.
+        identity: what makes it this run, by whole key (`RunConfig.identity`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,10 +45,9 @@ class Facts(BaseModel):
     format: int = 1
     step: int
     tokens: int
-    lanes: int
     tokenizer: str
     corpus: str
-    model: dict[str, Any]
+    identity: dict[str, Any]
 
 
 class Manifest(BaseModel):
@@ -107,10 +105,15 @@ def verify(folder: Path) -> Manifest:
         UserError: naming the first file that is missing, of another size, or of another hash.
     """
     manifest = read_manifest(folder)
+    held = {path.name for path in folder.iterdir()} - {MANIFEST}
+    for name in sorted(held ^ manifest.files.keys()):
+        raise UserError(
+            f"{folder}: file {name} is {'not in its manifest' if name in held else 'missing'}"
+        )
+    if folder.name != folder_name(manifest.facts.step):
+        raise UserError(f"{folder}: its manifest is of step {manifest.facts.step}")
     for name, expected in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise UserError(f"{folder}: file {name} is missing")
         if path.stat().st_size != expected.bytes:
             found = path.stat().st_size
             raise UserError(f"{path}: {found} bytes where the manifest says {expected.bytes}")
@@ -123,7 +126,7 @@ def checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoint folders, oldest first; whether they are whole is for `verify`."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    found = [path for path in folder.iterdir() if path.is_dir() and _NAME.fullmatch(path.name)]
     return sorted(found, key=step_of)
 
 

@@ -1,4 +1,4 @@
-"""The folder of one run, and what may change between its starts.
+"""The folder of one run.
 
 config.yaml       the resolved configuration
 tokenizer.json    the tokenizer, so that the folder can be used without the corpus
@@ -8,84 +8,76 @@ checkpoints/      step-00000100, ...
 evaluations.jsonl what `rlt-dist eval` measured
 """
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
+from rlt_dist.util.lock import LOCK
 
 CONFIG, TOKENIZER, METRICS = "config.yaml", "tokenizer.json", "metrics.jsonl"
 CHECKPOINTS, TENSORBOARD, EVALUATIONS = "checkpoints", "tensorboard", "evaluations.jsonl"
 
-_FIXED = (
-    "model",
-    "data.lanes",
-    "data.segment",
-    "data.max_document",
-    "state",
-    "train.seed",
-    "train.precision",
-)
-"""Changing one of these makes another run of it: same data order, state or parameters no more."""
+_MARK = "# Written by `rlt-dist train`: the configuration of the run in this folder, resolved.\n"
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether `claim` made it; a person's own files never look so."""
+    path = folder / CONFIG
+    return path.is_file() and path.read_bytes().startswith(_MARK.encode())
+
+
+def check_free(folder: Path) -> None:
+    """Check that a run may be kept in a folder: it is one already, or there is nothing in it.
+
+    Raises:
+        UserError: it holds something else, which a run would overwrite.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give another run_folder")
+    if not folder.is_dir() or is_run_folder(folder) or (folder / CHECKPOINTS).is_dir():
+        return
+    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if others:
+        raise UserError(
+            f"{folder}: holds {others[0]}, which no run made; give an empty or new run_folder"
+        )
+
+
+def check_moved(file: Path, config: RunConfig) -> None:
+    """A run's own configuration must lead to the folder that it lies in.
+
+    Raises:
+        UserError: the folder was moved or copied.
+    """
+    folder = file.absolute().parent
+    own = file.name == CONFIG and is_run_folder(folder)
+    if own and folder.resolve() != config.run_folder.resolve():
+        raise UserError(
+            f"{file}: is of a run in {config.run_folder}; add run_folder={folder} to go on here"
+        )
 
 
 def claim(config: RunConfig, tokenizer: Path) -> list[str]:
-    """Make the run folder and record the configuration in it.
+    """Record a run's configuration and tokenizer in its folder.
 
     Returns:
-        what differs from the configuration that the folder was last started with.
-
-    Raises:
-        UserError: the folder holds the checkpoints of another run.
+        what differs from the configuration that the run was last started with.
     """
-    folder = config.run_folder
-    changes = []
-    if (folder / CONFIG).is_file() and has_checkpoints(folder):
-        changes = _changes(load_typed(folder / CONFIG, RunConfig), config)
-        refused = [change for key, change in changes if key.startswith(_FIXED)]
-        if refused:
-            raise UserError(
-                f"{folder}: its checkpoints belong to another run ({'; '.join(refused)}); "
-                "give another run_folder, or undo the change"
-            )
-    elif folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file; give another run_folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / CONFIG, config.to_yaml())
+    folder, changes = config.run_folder, []
+    if is_run_folder(folder):
+        before, after = load_typed(folder / CONFIG, RunConfig).leaves(), config.leaves()
+        changes = describe_changes(before, after)
+    write_atomic(folder / CONFIG, _MARK + config.to_yaml())
     write_atomic(folder / TOKENIZER, tokenizer.read_bytes())
-    return [change for _, change in changes]
+    return changes
 
 
-def has_checkpoints(folder: Path) -> bool:
-    """Whether anything that looks like a checkpoint is there."""
-    return any((folder / CHECKPOINTS).glob("step-*"))
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a `.jsonl` file; a last line cut short by a kill is left out."""
-    if not path.is_file():
-        return []
-    *whole, _ = path.read_text().split("\n")
-    return [json.loads(line) for line in whole]
-
-
-def _changes(old: RunConfig, new: RunConfig) -> list[tuple[str, str]]:
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
-    keys = dict.fromkeys([*before, *after])
+def describe_changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """One text per key whose value differs: `train.seed: 0 -> 1`."""
     return [
-        (key, f"{key}: {before.get(key)} -> {after.get(key)}")
-        for key in keys
+        f"{key}: {before.get(key)} -> {after.get(key)}"
+        for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key)
     ]
-
-
-def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

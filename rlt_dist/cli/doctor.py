@@ -3,21 +3,12 @@
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 
 import typer
 
-_NEEDED = ("torch", "numpy", "sentencepiece", "webdataset", "pydantic", "tensorboard")
-_OPTIONAL = {
-    "megatron-core": "tensor parallelism; install the extra `megatron`",
-    "deepspeed": "ZeRO engine; install the extra `deepspeed`",
-    "triton": "GPU kernels; install the extra `triton`",
-    "mpi4py": "starting ranks with MPI; install the extra `mpi`",
-}
-_PROGRAMS = {
-    "sbatch": "submitting Slurm jobs",
-    "mpirun": "starting ranks with MPI",
-}
+_OPTIONAL = ("megatron-core", "deepspeed", "triton", "mpi4py")
 
 
 def doctor() -> None:
@@ -35,20 +26,24 @@ def doctor() -> None:
     table.add_row("Python", platform.python_version(), "")
     table.add_row("cores", str(cores), "processes on this machine share them")
     table.add_row("GPU", *_gpu())
-    missing = [name for name in _NEEDED if _version(name) is None]
-    for name in _NEEDED:
+    needed = _needed()
+    missing = [name for name in needed if _version(name) is None]
+    for name in needed:
         table.add_row(name, _version(name) or "missing", "" if _version(name) else "needed")
-    for name, meaning in _OPTIONAL.items():
-        table.add_row(
-            name, _version(name) or "-", "" if _version(name) else f"without it no {meaning}"
-        )
-    for program, meaning in _PROGRAMS.items():
-        found = shutil.which(program)
-        table.add_row(program, "yes" if found else "-", "" if found else f"without it no {meaning}")
+    for name in _OPTIONAL:
+        table.add_row(name, _version(name) or "-", "optional; nothing uses it yet")
+    slurm = shutil.which("sbatch")
+    table.add_row("sbatch", "yes" if slurm else "-", "" if slurm else "no Slurm jobs from here")
     Console().print(table)
     if missing:
         typer.echo(f"needed and missing: {', '.join(missing)}; run `make setup`")
         raise typer.Exit(1)
+
+
+def _needed() -> list[str]:
+    """What this package requires, extras left out."""
+    required = importlib.metadata.requires("rlt-dist") or []
+    return [re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line]
 
 
 def _version(package: str) -> str | None:

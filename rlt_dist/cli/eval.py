@@ -1,6 +1,5 @@
 """`rlt-dist eval`: loss, perplexity and bits per byte of held-out text."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -56,6 +55,7 @@ def evaluate(
     from rlt_dist.checkpoint.run_folder import EVALUATIONS
     from rlt_dist.inference.held_out import Reading, evaluate_split
     from rlt_dist.inference.load import load_trained
+    from rlt_dist.util.records import to_json
 
     wished = {"memory_len": memory_len, "clamp_len": clamp_len, "same_length": same_length}
     choices = {key: value for key, value in wished.items() if value is not None}
@@ -71,13 +71,13 @@ def evaluate(
         facts = {"step": trained.step, "split": split, "state": kind, "segment": length}
         facts |= {"lanes": lanes, "max_tokens": max_tokens, "data": str(folder)}
         records.append(facts | choices | _numbers(result))
-    lines = [json.dumps(record) for record in records]
-    with (trained.run_folder / EVALUATIONS).open("a") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    lines = [to_json(record) for record in records]
     if as_json:
         print("\n".join(lines))
     else:
         _show(records)
+    with (trained.run_folder / EVALUATIONS).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def _numbers(result: "Evaluation") -> dict[str, Any]:
@@ -99,10 +99,14 @@ def _show(records: list[dict[str, Any]]) -> None:
         table.add_column(name.replace("_", " "), justify="right")
     for record in records:
         table.add_row(*(_format(record[name]) for name in shown))
-    Console().print(table)
+    console = Console()
+    # Off a terminal rich assumes 80 columns, which would cut numbers.
+    console.print(table, width=None if console.is_terminal else 200)
 
 
 def _format(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4f}"
     return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)

@@ -1,6 +1,7 @@
 """`rlt-dist generate`: continue a prompt."""
 
 import codecs
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,8 @@ import typer
 def generate(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
     prompt: Annotated[
-        str, typer.Option(help="Text to go on from.", show_default="a newline")
-    ] = "\n",
+        str | None, typer.Option(help="Text to go on from.", show_default="a newline")
+    ] = None,
     prompt_file: Annotated[
         Path | None, typer.Option(help="A file to go on from, instead of --prompt.")
     ] = None,
@@ -30,9 +31,12 @@ def generate(
     from rlt_dist.inference.load import load_trained
     from rlt_dist.util.errors import UserError
 
+    if prompt is not None and prompt_file is not None:
+        raise UserError("--prompt and --prompt-file exclude each other; give one")
     if prompt_file is not None and not prompt_file.is_file():
-        raise UserError(f"{prompt_file}: no such file; give --prompt TEXT or an existing file")
-    text = prompt.encode() if prompt_file is None else prompt_file.read_bytes()
+        raise UserError(f"{prompt_file}: is no file; give --prompt TEXT or an existing file")
+    typed = "\n" if prompt is None else prompt
+    text = os.fsencode(typed) if prompt_file is None else prompt_file.read_bytes()
     sampling = Sampling(temperature, top_k, top_p)
     # A token may end inside a character: the decoder holds bytes back until it is whole.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

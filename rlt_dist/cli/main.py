@@ -51,6 +51,11 @@ def main() -> None:
             raise
         _show(message)
         sys.exit(2)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise
+        _show("this does not fit into memory; take a smaller model, segment or micro_batch")
+        sys.exit(2)
 
 
 def _show(message: str) -> None:

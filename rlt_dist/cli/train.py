@@ -25,6 +25,7 @@ def train(
 
     `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
     """
+    from rlt_dist.checkpoint.run_folder import check_moved
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
     from rlt_dist.mesh.collectives import together
@@ -34,4 +35,6 @@ def train(
 
     with open_world() as world:
         config = together(world, lambda: load_typed(file, RunConfig, overrides or ()))
-        run_training(open_session(config, world))
+        together(world, lambda: check_moved(file, config))
+        with open_session(config, world) as session:
+            run_training(session)

@@ -1,6 +1,5 @@
 """`rlt-dist verify`: hold the system to exact answers."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +27,7 @@ def golden(
     Example: `rlt-dist verify golden tests/golden/*.safetensors`
     """
     from rlt_dist.inference.golden import TOLERANCE, golden_errors
+    from rlt_dist.util.records import to_json
 
     width = max(len(file.name) for file in files)
     passed = True
@@ -38,7 +38,7 @@ def golden(
         passed &= ok
         if as_json:
             row = {"file": file.name, "max_relative_error": errors[worst], "ok": ok}
-            print(json.dumps(row))
+            print(to_json(row))
         else:
             verdict = "ok" if ok else "WRONG"
             print(f"{file.name:{width}}  {errors[worst]:.2e}  {verdict:5}  worst: {worst}")

@@ -1,7 +1,8 @@
 """What a run is: one YAML file, read whole before anything starts."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import (
     Field,
@@ -37,7 +38,7 @@ class StateConfig(Strict):
 
 
 class OptimizerConfig(Strict):
-    """AdamW. Vectors (norms, biases, the initial state) do not decay."""
+    """AdamW. Norms, biases and the initial state do not decay."""
 
     learning_rate: PositiveFloat
     betas: tuple[Probability, Probability] = (0.9, 0.95)
@@ -88,6 +89,17 @@ class CheckpointConfig(Strict):
     """How many of the newest are kept."""
 
 
+_IDENTITY = (
+    "model.",
+    "data.lanes",
+    "data.segment",
+    "data.max_document",
+    "state.",
+    "train.seed",
+    "train.precision",
+)
+
+
 class RunConfig(Strict):
     """A whole run."""
 
@@ -119,6 +131,8 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> "RunConfig":
+        if self.run_folder in (Path(), Path("/")):
+            raise ValueError(f"run_folder {str(self.run_folder)!r} is no folder of its own")
         lanes, micro_batch = self.data.lanes, self.train.micro_batch
         if micro_batch is not None and lanes % micro_batch:
             raise ValueError(
@@ -141,6 +155,27 @@ class RunConfig(Strict):
             )
         return self
 
+    def resolved(self) -> "RunConfig":
+        """The same with absolute paths, so that it means the same from everywhere."""
+        data = self.data.model_copy(update={"path": self.data.path.absolute()})
+        return self.model_copy(update={"run_folder": self.run_folder.absolute(), "data": data})
+
+    def leaves(self) -> dict[str, Any]:
+        """Every single value by its whole key, such as `data.lanes`."""
+        return dict(_leaves(self.model_dump(mode="json")))
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run: changing one of these is another data order, state or model."""
+        return {key: value for key, value in self.leaves().items() if key.startswith(_IDENTITY)}
+
     def to_yaml(self) -> str:
         """The resolved configuration, every default written out."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -12,6 +12,7 @@ from rlt_dist.data.loader import Batch
 from rlt_dist.inference.forward import batch_nll
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import detach
+from rlt_dist.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ def evaluate(
 
 
 def to_evaluation(sums: Tensor) -> Evaluation:
-    """The result of `evaluate` as numbers with names."""
+    """The result of `evaluate` as numbers with names.
+
+    Raises:
+        UserError: nothing was scored.
+    """
     nll, tokens, size = sums.tolist()
+    if not tokens:
+        raise UserError("nothing was scored: the text read holds no token that has a next one")
     return Evaluation(nll, int(tokens), int(size))

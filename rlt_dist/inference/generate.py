@@ -1,11 +1,13 @@
 """Generation: prefill the prompt, then sample one token at a time."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlt_dist.data.tokenizer import Tokenizer
 from rlt_dist.inference.forward import autocast
 from rlt_dist.inference.load import Trained
 from rlt_dist.util.errors import UserError
@@ -26,8 +28,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"temperature {self.temperature} is negative; 0 is greedy, 1 plain")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(
+                f"temperature {self.temperature} is no temperature; 0 is greedy, 1 plain"
+            )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(f"top-k {self.top_k} leaves no token; give at least 1")
         if not 0 < self.top_p <= 1:
@@ -71,16 +75,24 @@ def generate(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.from_numpy(ids).long().to(device)[None]
-    state = model.empty_state(1)
+    state, last = model.empty_state(1), int(ids[-1])
     for piece in tokens.split(trained.config.data.segment, dim=1):
         logits, state = _read(trained, piece, state)
     for _ in range(limit):
+        if not logits.isfinite().all():
+            raise UserError(f"{trained.run_folder}: the model's output is not finite; it diverged")
         probabilities = log_distribution(logits.double().cpu(), sampling).exp()
         token = torch.multinomial(probabilities, 1, generator=generator)
         if token.item() == tokenizer.end_of_text:
             return
-        yield tokenizer.decode([int(token)])
+        yield _text_after(tokenizer, last, int(token))
+        last = int(token)
         logits, state = _read(trained, token[None].to(device), state)
+
+
+def _text_after(tokenizer: Tokenizer, last: int, token: int) -> bytes:
+    """What a token adds to the text behind the one before: a word also adds the space between."""
+    return tokenizer.decode([last, token])[len(tokenizer.decode([last])) :]
 
 
 def _read(

@@ -44,6 +44,8 @@ def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluati
     Raises:
         UserError: the corpus was made by another tokenizer, or has no such split.
     """
+    if not reading.corpus.exists():
+        raise UserError(f"{reading.corpus}: no such corpus; give the folder with --data")
     corpus = load_corpus(reading.corpus)
     if corpus.tokenizer_hash != trained.tokenizer.hash:
         raise UserError(

@@ -46,6 +46,10 @@ def load_trained(path: Path, choices: dict[str, Any] | None = None) -> Trained:
     """
     folder = find_checkpoint(path)
     run_folder = folder.parent.parent
+    if not (run_folder / CONFIG).is_file():
+        raise UserError(
+            f"{run_folder / CONFIG}: no such file; a checkpoint is used from inside its run folder"
+        )
     config = _with_choices(load_typed(run_folder / CONFIG, RunConfig), choices or {})
     facts = read_manifest(folder).facts
     tokenizer = load_tokenizer(run_folder / TOKENIZER)

@@ -1,6 +1,5 @@
 """A run's one-page report: its numbers gathered, and the page made of them."""
 
-import json
 import math
 import pickle
 import re
@@ -20,12 +19,12 @@ from rlt_dist.checkpoint.run_folder import (
     CONFIG,
     EVALUATIONS,
     METRICS,
-    read_records,
 )
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.model import ModelConfig, RltConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.records import read_records
 
 SAMPLE = "sample.txt"
 ENDS = 20
@@ -145,7 +144,7 @@ def gather(run: Path) -> RunReport:
     """
     if not (run / CONFIG).is_file():
         raise UserError(f"{run}: is not a run folder (no {CONFIG}); give what `train` wrote")
-    records = _read(run / METRICS)
+    records = read_records(run / METRICS)
     if not records:
         command = f"rlt-dist train {run / CONFIG}"
         raise UserError(f"{run}: no step is recorded yet; train first, with `{command}`")
@@ -153,7 +152,7 @@ def gather(run: Path) -> RunReport:
         folder=run,
         config=load_typed(run / CONFIG, RunConfig),
         records=records,
-        comparisons=compare(_read(run / EVALUATIONS)),
+        comparisons=compare(read_records(run / EVALUATIONS)),
         parameters=count_parameters(run),
         sample=_sample(run / SAMPLE),
         last_step=datetime.fromtimestamp((run / METRICS).stat().st_mtime, UTC),
@@ -287,13 +286,6 @@ def _validation_facts(records: list[dict[str, Any]]) -> list[Fact]:
         Fact("Best validation loss", number(numbers["loss"]), f"nats per token, {where}"),
         Fact("Best bits per byte", number(numbers.get("bits_per_byte")), f"validation, {where}"),
     ]
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        return read_records(path)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: a line is not JSON; remove that line, then try again") from None
 
 
 def _sample(path: Path) -> str | None:

@@ -1,14 +1,13 @@
 """A run's numbers: `metrics.jsonl`, one object a step, and the same for TensorBoard."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from rlt_dist.checkpoint.run_folder import METRICS, TENSORBOARD, read_records
+from rlt_dist.checkpoint.run_folder import METRICS, TENSORBOARD
 from rlt_dist.util.files import write_atomic
+from rlt_dist.util.records import read_records, to_json
 
 
 class MetricsLog:
@@ -17,14 +16,14 @@ class MetricsLog:
     def __init__(self, run_folder: Path, step: int) -> None:
         """Go on after `step`: records of later steps, which will be done again, are removed."""
         path = run_folder / METRICS
-        kept = [record for record in read_records(path) if record["step"] <= step]
-        write_atomic(path, "".join(json.dumps(record) + "\n" for record in kept))
+        kept = [record for record in read_records(path) if record.get("step", 0) <= step]
+        write_atomic(path, "".join(to_json(record) + "\n" for record in kept))
         self._file = path.open("a", buffering=1)
         self._board = SummaryWriter(run_folder / TENSORBOARD, purge_step=step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
         """Add one step's record; its `step` orders it."""
-        self._file.write(json.dumps(_standard(record)) + "\n")
+        self._file.write(to_json(record) + "\n")
         for name, value in record.items():
             if isinstance(value, dict):
                 for key, inner in value.items():
@@ -36,10 +35,3 @@ class MetricsLog:
         """Nothing more will be written."""
         self._file.close()
         self._board.close()
-
-
-def _standard(value: Any) -> Any:
-    """The value as standard JSON has it: numbers that are not finite (a skipped step) are null."""
-    if isinstance(value, dict):
-        return {name: _standard(inner) for name, inner in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value

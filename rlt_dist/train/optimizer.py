@@ -14,15 +14,18 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class NamedAdamW:
     """AdamW (Loshchilov, Hutter, ICLR 2019) over a model's named parameters.
 
-    Matrices decay; vectors (norms, biases, the initial state) do not.
+    Weights decay; norms, biases (Transformer-XL's u and v too) and the initial state do not.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.clip = config.clip
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in self.parameters.values() if p.dim() > 1]},
-            {"params": [p for p in self.parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
+            {"params": [p for n, p in self.parameters.items() if _decays(n, p)]},
+            {
+                "params": [p for n, p in self.parameters.items() if not _decays(n, p)],
+                "weight_decay": 0.0,
+            },
         ]
         self._adamw = torch.optim.AdamW(
             groups,
@@ -78,3 +81,7 @@ class NamedAdamW:
             own["step"].copy_(tensors["updates"])
             for moment in _MOMENTS:
                 own[moment].copy_(tensors[f"{moment}.{name}"])
+
+
+def _decays(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and not name.endswith("bias")

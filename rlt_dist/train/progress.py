@@ -41,11 +41,12 @@ class TrainingProgress:
                 f"step {number}/{self._steps}  loss {result.loss:.4f}  "
                 f"{speed:,.0f} tokens/s  {minutes}:{seconds:02d} left",
                 highlight=False,
+                soft_wrap=True,
             )
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _due(self, number: int) -> bool:
         return number % self._every == 0 or number in (self._first + 1, self._steps)

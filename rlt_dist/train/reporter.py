@@ -18,6 +18,7 @@ class Reporter:
         self._log = MetricsLog(config.run_folder, step)
         self._progress = TrainingProgress(step, config.train.steps, config.train.log_every)
         self._notes = notes
+        self._run_folder = config.run_folder
 
     def step(self, record: dict[str, Any], result: StepResult) -> None:
         """One step's record."""
@@ -43,5 +44,9 @@ class Reporter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if kind is None:
+            self._progress.say(f"finished; `rlt-dist report {self._run_folder}` shows the run")
+        if kind is KeyboardInterrupt:
+            self._progress.say("stopped; the same command goes on from the newest checkpoint")
         self._progress.__exit__(kind, error, trace)
         self._log.close()

@@ -1,5 +1,7 @@
 """A run in memory: everything it needs, built from its configuration and its newest checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from torch import Tensor
 from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
 from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS, claim
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
@@ -25,6 +27,7 @@ from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State
 from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.lock import locked
 
 
 @dataclass
@@ -77,32 +80,49 @@ class Session:
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
-            lanes=self.config.data.lanes,
             tokenizer=self.corpus.tokenizer_hash,
             corpus=self.corpus.fingerprint,
-            model=self.config.model.model_dump(mode="json"),
+            identity=self.config.identity(),
         )
         folder = self.config.run_folder / CHECKPOINTS
         return save_checkpoint(folder, contents, facts, self.world, self.config.checkpoint.keep)
 
 
-def open_session(config: RunConfig, world: World) -> Session:
-    """Start a run, or go on from the newest whole checkpoint in its folder.
+@contextmanager
+def open_session(config: RunConfig, world: World) -> Iterator[Session]:
+    """Start a run, or go on from the newest whole checkpoint; its folder is held meanwhile.
 
     Raises:
         UserError: on every process alike, before anything is written, where the configuration
-            does not fit the corpus, the number of processes or the run folder.
+            does not fit the corpus, the number of processes or the run folder, or where another
+            process trains there.
     """
-    local = together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
+    config = config.resolved()
+    together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
-    on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
-    newest = on_leader(world, lambda: _newest(config, corpus))
     model = together(world, lambda: _new_model(config, corpus)).to(world.device)
-    changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
+    on_leader(world, lambda: check_free(config.run_folder))
+    with ExitStack() as held:
+        on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
+        on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
+        newest = on_leader(world, lambda: _newest(config, corpus))
+        changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
+        session = _new_session(config, world, corpus, model, tokenizer)
+        session.notes += [f"changed since the last start: {change}" for change in changes]
+        if newest is not None:
+            _resume(session, newest)
+        yield session
+
+
+def _new_session(
+    config: RunConfig, world: World, corpus: CorpusIndex, model: Model, tokenizer: Tokenizer
+) -> Session:
+    """The session of a run that has done no step."""
+    local = lanes_of_rank(config.data.lanes, world.rank, world.size)
     lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
-    session = Session(
+    return Session(
         config=config,
         world=world,
         corpus=corpus,
@@ -112,11 +132,8 @@ def open_session(config: RunConfig, world: World) -> Session:
         state=model.empty_state(len(local)),
         cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
         byte_lengths=lengths.to(world.device),
-        notes=[f"changed since the last start: {change}" for change in changes],
+        notes=[],
     )
-    if newest is not None:
-        _resume(session, newest)
-    return session
 
 
 def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> None:
@@ -153,11 +170,12 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
                 f"{newest}: was trained on another {name} than {corpus.folder}; "
                 "point data.path at the one it was started with"
             )
-    model = config.model.model_dump(mode="json")
-    for key in model.keys() | facts.model.keys():
-        if model.get(key) != facts.model.get(key):
-            change = f"model.{key}: {facts.model.get(key)} -> {model.get(key)}"
-            raise UserError(f"{newest}: holds another model ({change}); give another run_folder")
+    changed = describe_changes(facts.identity, config.identity())
+    if changed:
+        raise UserError(
+            f"{newest}: belongs to another run ({'; '.join(changed)}); "
+            "give another run_folder, or undo the change"
+        )
     return newest
 
 

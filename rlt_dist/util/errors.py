@@ -2,7 +2,8 @@
 
 import errno
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 class UserError(Exception):
@@ -22,4 +23,5 @@ def disk_trouble(error: OSError) -> str | None:
     if error.errno not in _DISK:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}; make room, or give a place that can be written"
+    advice = "make room" if error.errno in _FULL else "check who may read and write there"
+    return f"{where}{error.strerror}; {advice}"

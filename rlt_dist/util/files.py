@@ -61,6 +61,8 @@ def sha256_file(path: Path) -> str:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder and all in it; a missing one is fine."""
-    if folder.exists():
+    """Remove a folder and all in it, or a file of that name; a missing one is fine."""
+    if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)

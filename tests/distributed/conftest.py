@@ -43,6 +43,7 @@ def launch(processes: int, cases: list[dict[str, Any]], folder: Path) -> None:
         capture_output=True,
         text=True,
         timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -99,16 +99,16 @@ def watch(session: Session) -> Watched:
 def train(
     config: RunConfig,
     world: World | None = None,
-    prepare: Callable[[Session], object] = lambda session: None,
+    prepare: Callable[[Session], object] = lambda _: None,
 ) -> Watched:
     """Start or resume a run and train it to its end; `prepare` may change the session first."""
     if world is None:
         with open_world({"OMP_NUM_THREADS": "1"}) as alone:
             return train(config, alone, prepare)
-    session = open_session(config, world)
-    prepare(session)
-    watched = watch(session)
-    run_training(session)
+    with open_session(config, world) as session:
+        prepare(session)
+        watched = watch(session)
+        run_training(session)
     return watched
 
 

@@ -92,9 +92,7 @@ def test_the_runs_meet_what_makes_it_hard(result: Any) -> None:
     assert len(unequal) >= 3
 
 
-def test_the_first_loss_is_the_mean_over_all_scored_tokens(
-    result: Any, records: Any, first_loss: Any
-) -> None:
+def test_the_first_loss_is_the_mean_over_all_scored_tokens(records: Any, first_loss: Any) -> None:
     """Not a mean of means: neither of ranks nor of lanes, whose numbers of targets differ."""
     assert records(4, "undropped")[0]["loss"] == pytest.approx(first_loss.loss, rel=TOLERANCE)
     assert abs(first_loss.mean_of_lane_means - first_loss.loss) > 1e-6

@@ -30,6 +30,7 @@ def starts() -> Starts:
             capture_output=True,
             text=True,
             timeout=280,
+            check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(results.read_text())

@@ -15,6 +15,10 @@ STEPS = ("checkpoint.every=1", "checkpoint.keep=2", "validation.every=2")
 MountSmall = Callable[[Path, str], None]
 
 
+def _fails(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True, timeout=20, check=False).returncode != 0
+
+
 @pytest.fixture
 def mount_small() -> Iterator[MountSmall]:
     """`mount_small(folder, "200k")`: make a folder that is a file system of this size."""
@@ -23,7 +27,7 @@ def mount_small() -> Iterator[MountSmall]:
     def mount(folder: Path, size: str) -> None:
         folder.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, timeout=20).returncode:
+        if os.geteuid() != 0 or _fails(command):
             pytest.skip("mounting a file system is not allowed here")
         mounted.append(folder)
 

@@ -37,7 +37,7 @@ def evaluated(trained: Any, small_corpus: Path) -> Evaluate:
     return run
 
 
-def by_hand(model: Any, documents: list[Any], memory: int | None = None) -> float:
+def by_hand(model: Any, documents: list[Any]) -> float:
     """Each document alone, from an empty state, in one piece."""
     nll = 0.0
     with torch.no_grad():

@@ -18,18 +18,30 @@ def text(trained: Any, sampling: Sampling = GREEDY, limit: int = 20, seed: int =
 
 
 @pytest.mark.parametrize("name", ["rlt1", "rlt2", "xl", "free"])
-def test_greedy_steps_are_those_of_computing_everything_anew(trained: Any, name: str) -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0)], ids=["greedy", "hot"])
+def test_prefill_and_steps_give_what_computing_everything_anew_gives(
+    trained: Any, monkeypatch: pytest.MonkeyPatch, name: str, sampling: Sampling
+) -> None:
+    """The prompt is longer than three segments; a trained model alone would hide a lost state."""
     model = trained(name)
-    found = text(model)
-    assert len(found) == 20
-    tokens = list(PROMPT)
-    with torch.no_grad():
-        for _ in range(20):
-            inputs = torch.tensor([tokens])
-            start = torch.zeros_like(inputs, dtype=torch.bool)
-            output, _ = model.model(inputs, start, model.model.empty_state(1))
-            tokens.append(int(model.model.logits(output[:, -1]).argmax()))
-    assert list(PROMPT + found) == tokens
+    compute, seen = model.model.logits, []
+
+    def logits(output: torch.Tensor) -> torch.Tensor:
+        seen.append(compute(output))
+        return seen[-1]
+
+    monkeypatch.setattr(model.model, "logits", logits)
+    tokens = list(PROMPT + text(model, sampling))
+    assert len(tokens) >= len(PROMPT) + 10
+    inputs = torch.tensor([tokens])
+    del seen[: -1 - len(tokens) + len(PROMPT)]  # what the prompt's earlier pieces gave
+    for length in range(len(PROMPT), len(tokens)):
+        start = torch.zeros(1, length, dtype=torch.bool)
+        with torch.no_grad():
+            output, _ = model.model(inputs[:, :length], start, model.model.empty_state(1))
+            anew = compute(output[:, -1])
+        assert (seen[length - len(PROMPT)] - anew).abs().max() < 1e-10 * anew.abs().max()
+        assert sampling != GREEDY or int(anew.argmax()) == tokens[length]
 
 
 def test_the_same_seed_draws_the_same_text_and_another_another(trained: Any) -> None:
@@ -96,7 +108,7 @@ def test_only_the_tokens_asked_for_can_be_drawn(sampling: Sampling, kept: list[i
     assert torch.allclose(found[kept], share / share.sum(), rtol=1e-12)
 
 
-def test_temperature_comes_first(trained: Any) -> None:
+def test_temperature_comes_first() -> None:
     logits = torch.randn(5, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     hot = log_distribution(logits, Sampling(temperature=2.0))
     assert torch.allclose(hot, (logits / 2).log_softmax(-1), rtol=1e-12)

@@ -1,63 +1,17 @@
 """What the Recurrent Looped Transformer computes, case by case."""
 
 import copy
-import json
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
-from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import initialise
 from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
 from rlt_dist.models.state import detach
 from rlt_dist.ops.noise import Noise
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("rlt*.safetensors"))
 FEEDBACKS = [0, 1, 2, 4]
-
-
-# Golden files
-
-
-def golden_model(config: dict, tensors: dict) -> RecurrentLoopedTransformer:
-    """The model of a golden file, in its own words."""
-    names = {"d": "d_model", "enc": "encoder_layers", "dec": "decoder_layers"}
-    names |= {"groups": "memory_groups", "rope_base": "rotary_base"}
-    options = {names.get(k, k): v for k, v in config.items() if k != "vocab"}
-    options["memory_len"] = None if config["memory_len"] == 10**9 else config["memory_len"]
-    model = RecurrentLoopedTransformer(RltConfig(**options), config["vocab"]).double()
-    parameters = dict(model.named_parameters())
-    held = {name.removeprefix("param.") for name in tensors if name.startswith("param.")}
-    assert parameters.keys() == held
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"param.{name}"])
-    return model
-
-
-@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_golden_answers(lab, path):
-    with safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        golden = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    model = golden_model(json.loads(metadata["config"]), golden)
-    tokens, segment = golden["input_ids"].long(), int(metadata["segment"])
-    cuts = range(segment, tokens.shape[1], segment) if segment else ()
-    starts = golden["document_start"].bool()
-    output, _ = lab.run(model, tokens, starts, cuts, truncate=True)
-    loss = model.nll(output, golden["labels"].long()).mean()
-    gradients = lab.gradients(model, loss)
-    answers = {"logits": model.logits(output), "state": output, "loss": loss.view(1)}
-    answers |= {f"grad.{name}": gradient for name, gradient in gradients.items()}
-    errors = {name: lab.error(answer, golden[name]) for name, answer in answers.items()}
-    assert max(errors.values()) <= 1e-9, errors
-
-
-def test_all_golden_files_are_here():
-    assert len(GOLDEN) == 7
 
 
 # Gradients

@@ -214,7 +214,7 @@ def test_parameters_are_counted_in_the_newest_readable_checkpoint(tmp_path: Path
     folder = run / "checkpoints" / "step-00000020"
     tensors = {"model.a": torch.zeros(30, 41), "model.b": torch.zeros(4), "state.s": torch.zeros(9)}
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    facts = Facts(step=20, tokens=1, lanes=2, tokenizer="t", corpus="c", model={})
+    facts = Facts(step=20, tokens=1, tokenizer="t", corpus="c", identity={})
     write_manifest(folder, facts, describe_files(folder))
     (run / "checkpoints" / "step-00000040").mkdir()
     assert "Parameters 1,234" in run_report(run)
@@ -258,7 +258,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no step is recorded yet; train first"):
         run_report(run)
     (run / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl: a line is not JSON"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl:1: is no JSON object"):
         run_report(run)
     (run / "metrics.jsonl").write_text(json.dumps(a_step(1, 2.0)) + "\n")
     for output in (tmp_path, tmp_path / "none" / "page.html"):

@@ -1,6 +1,7 @@
 """What a lane carries from one segment to the next, as the model's forward sees it."""
 
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ MODELS = ["rlt1", "rlt2", "xl"]
 
 
 def pairs(forwards: list[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(forwards, forwards[1:], strict=False))
+    return list(pairwise(forwards))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from rlt_dist.checkpoint.run_folder import read_records
 from rlt_dist.train.metrics import MetricsLog
+from rlt_dist.util.records import read_records
 
 RECORDS = [
     {"step": step, "loss": 1.5, "state_norm": {"s": 0.1}, "validation": {"loss": 2.0}}

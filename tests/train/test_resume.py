@@ -200,7 +200,7 @@ def test_checkpoints_of_another_model_are_refused_where_no_configuration_says_so
         other.run_folder.mkdir(parents=True)
         source = tmp_path / "one" / "run" / "checkpoints"
         shutil.copytree(source, other.run_folder / "checkpoints")
-        with pytest.raises(UserError, match="another (model|run)"):
+        with pytest.raises(UserError, match=r"another (model|run)"):
             driver.train(other)
 
 
@@ -232,5 +232,6 @@ def test_opening_a_session_does_not_move_it(configure: Any, driver: Any, tmp_pat
     config = configure(tmp_path, "rlt1", "train.steps=2")
     driver.train(config)
     for _ in range(2):
-        with open_world({"OMP_NUM_THREADS": "1"}) as world:
-            assert open_session(config, world).step == 2
+        alone = open_world({"OMP_NUM_THREADS": "1"})
+        with alone as world, open_session(config, world) as session:
+            assert session.step == 2

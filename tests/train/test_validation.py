@@ -80,6 +80,6 @@ def test_too_few_documents_to_validate_on_are_refused_before_anything_is_written
     driver: Any, configure: Any, tmp_path: Path
 ) -> None:
     config = configure(tmp_path, "rlt1", "data.lanes=64", "validation.every=2")
-    with pytest.raises(UserError, match="64 lanes cannot share 1. documents"):
+    with pytest.raises(UserError, match=r"64 lanes cannot share \d+ documents"):
         driver.train(config)
     assert not config.run_folder.exists()
