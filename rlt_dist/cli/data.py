@@ -1,5 +1,6 @@
-"""`rlt-dist data`: prepare a corpus, look into one."""
+"""`rlt-dist data`: prepare a corpus, look into one, verify one."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from rlt_dist.util.errors import UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -47,7 +50,7 @@ def prepare(
         typer.Option(help="Files or folders below a folder to leave out; repeat for more."),
     ] = None,
     text_field: Annotated[
-        str, typer.Option(help="The field that holds the text in JSON lines (.jsonl).")
+        str, typer.Option(help="The field that holds the text in JSON lines (.jsonl, .ndjson).")
     ] = "text",
     separator: Annotated[
         str | None,
@@ -66,8 +69,9 @@ def prepare(
 ) -> None:
     """Turn raw text into a corpus folder: a tokenizer, shards of whole documents, an index.
 
-    A folder's files are taken in sorted order, each one document; hidden files and empty documents
-    are left out and counted. Interrupted at any moment and started again, it goes on.
+    A folder's files are taken in sorted order, each one document; hidden files, links to
+    folders and empty documents are left out and counted. Interrupted at any moment and started
+    again, it goes on.
 
     Example: `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
     --tokenizer tokenizer/bpe.yaml`
@@ -83,7 +87,7 @@ def prepare(
             tokenizer,
             source=source,
             shares={"train": train, "validation": validation, "test": test},
-            shard_bytes=round(shard_mib * _MEBIBYTE),
+            shard_bytes=_shard_bytes(shard_mib),
             overwrite=overwrite,
             watch=watch,
         )
@@ -110,6 +114,36 @@ def show(
         f"tokenizer    {tokenizer.kind}, {index.vocabulary} ids, hash {index.tokenizer_hash}"
     )
     typer.echo(f"fingerprint  {index.fingerprint}")
+
+
+@data_app.command()
+def verify(
+    corpus: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared corpus folder.")],
+) -> None:
+    """Read a whole corpus and hold it to its index: sizes, SHA-256, every document's tokens.
+
+    One line for each damaged shard; exits with 1 where there is one.
+
+    Example: `rlt-dist data verify corpora/books`
+    """
+    from rlt_dist.data.index import read_content
+    from rlt_dist.data.verify import verify_corpus
+
+    shards = sum(map(len, read_content(corpus).splits.values()))
+    with _progress_bar() as watch:
+        damaged = list(verify_corpus(corpus, watch))
+    if damaged:
+        typer.echo("\n".join(damaged))
+        typer.echo(f"{corpus}: {len(damaged)} of {shards} shards are damaged")
+        raise typer.Exit(1)
+    typer.echo(f"{corpus}: all {shards} shards are whole")
+
+
+def _shard_bytes(mebibytes: float) -> int:
+    size = round(mebibytes * _MEBIBYTE) if math.isfinite(mebibytes) else 0
+    if size < 1:
+        raise UserError(f"--shard-mib {mebibytes}: must be a number above 0, such as 8")
+    return size
 
 
 def _print_summary(corpus: "CorpusIndex") -> None:

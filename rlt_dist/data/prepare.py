@@ -22,7 +22,7 @@ from rlt_dist.data.index import (
     write_index,
 )
 from rlt_dist.data.recipe import Recipe
-from rlt_dist.data.shards import CorpusWriter, Placement, forget_progress
+from rlt_dist.data.shards import PROGRESS_NAME, CorpusWriter, Placement, forget_progress
 from rlt_dist.data.sources import (
     Listing,
     SourceOptions,
@@ -33,11 +33,16 @@ from rlt_dist.data.sources import (
 from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file, write_atomic
+from rlt_dist.util.lock import locked
 
 REQUEST_NAME = "prepare.json"
 DEFAULT_SHARES = {"train": 0.9, "validation": 0.05, "test": 0.05}
 DEFAULT_SHARD_BYTES = 8 << 20
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_PLACE = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
+)
 _AGAIN = "choose another output folder, or start this one afresh with --overwrite"
 
 
@@ -87,20 +92,23 @@ def prepare_corpus(
         watch: called after every document.
 
     Raises:
-        UserError: anything about the inputs, the options, the folder or the disk.
+        UserError: anything about the inputs, the options, the folder or the disk; another process
+            prepares a corpus in this folder.
     """
     source = source or SourceOptions()
     _check_options(inputs, output, tokenizer, source, shard_bytes)
     Placement(shares, shard_bytes)
     listing = list_inputs(inputs, source)
     request = _request(listing, tokenizer, source, shares, shard_bytes)
+    job = _Job(output, listing, source, shares, shard_bytes, watch)
     try:
-        _claim(output, request, overwrite)
-        finished = (output / INDEX_NAME).exists()
-        if not finished:
-            job = _Job(output, listing, source, shares, shard_bytes, watch)
-            job.write(_tokenizer(tokenizer, job))
-        forget_progress(output)
+        _check_folder(output)
+        finished = not overwrite and _is_finished(output)
+        if finished:
+            _refuse_changes(output, _read_request(output / REQUEST_NAME), request)
+        else:
+            with locked(output, "prepares a corpus"):
+                finished = _make(job, tokenizer, request, overwrite)
     except OSError as error:
         if problem := _explain(output, error):
             raise problem from error
@@ -150,6 +158,7 @@ class _Job:
         dropped = {
             "hidden_files": self.listing.hidden,
             "empty_documents": tally.empty_documents,
+            "linked_folders": self.listing.linked,
         }
         write_index(self.output, about, splits, dropped)
 
@@ -199,12 +208,52 @@ def _request(
     options = {
         **asdict(source),
         "exclude": list(source.exclude),
-        "tokenizer": sha256_file(tokenizer),
+        "tokenizer": _tokenizer_request(tokenizer),
         "shares": dict(shares),
         "shard_bytes": shard_bytes,
     }
     files = [[file.name, file.size, file.modified_ns] for file in listing.files]
-    return {"options": options, "hidden": listing.hidden, "inputs": files}
+    left_out = {"hidden": listing.hidden, "linked": listing.linked}
+    return {"options": options, **left_out, "inputs": files}
+
+
+def _tokenizer_request(path: Path) -> dict[str, Any] | str:
+    """What a recipe says, whatever its comments; the hash of a saved tokenizer."""
+    if _is_recipe(path):
+        return load_typed(path, Recipe).model_dump()
+    return sha256_file(path)
+
+
+def _is_recipe(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml")
+
+
+def _check_folder(output: Path) -> None:
+    """Refuse a folder that is not a preparation's, before anything is written into it."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise UserError(f"{output}: is a file; choose another output folder")
+    names = [path.name for path in output.iterdir()]
+    # Hidden files are the lock, and what a kill before the first commit may leave.
+    if REQUEST_NAME not in names and any(not name.startswith(".") for name in names):
+        raise UserError(f"{output}: holds something else; choose another output folder")
+
+
+def _is_finished(output: Path) -> bool:
+    """Whether nothing is left to write, so that the folder need not even be locked."""
+    whole = all((output / name).exists() for name in (REQUEST_NAME, INDEX_NAME, TOKENIZER_NAME))
+    return whole and not (output / PROGRESS_NAME).exists()
+
+
+def _make(job: "_Job", tokenizer: Path, request: dict[str, Any], overwrite: bool) -> bool:
+    """Write what is missing into a locked folder; gives whether that was nothing."""
+    _claim(job.output, request, overwrite)
+    finished = (job.output / INDEX_NAME).exists()
+    if not finished:
+        job.write(_tokenizer(tokenizer, job))
+    forget_progress(job.output)
+    return finished
 
 
 def _claim(output: Path, request: dict[str, Any], overwrite: bool) -> None:
@@ -212,18 +261,12 @@ def _claim(output: Path, request: dict[str, Any], overwrite: bool) -> None:
 
     A folder is bound to its request once it has a tokenizer: before, there is nothing to lose.
     """
-    if output.exists() and not output.is_dir():
-        raise UserError(f"{output}: is a file; choose another output folder")
-    output.mkdir(parents=True, exist_ok=True)
     ours = output / REQUEST_NAME
-    if not ours.exists():
-        # Hidden files are what a kill before the first commit may leave.
-        if any(not path.name.startswith(".") for path in output.iterdir()):
-            raise UserError(f"{output}: holds something else; choose another output folder")
-    elif overwrite or not (output / TOKENIZER_NAME).exists():
-        _clear(output)
-    else:
-        _refuse_changes(output, _read_request(ours), request)
+    if ours.exists():
+        if overwrite or not (output / TOKENIZER_NAME).exists():
+            _clear(output)
+        else:
+            _refuse_changes(output, _read_request(ours), request)
     if not ours.exists():
         write_atomic(ours, json.dumps(request))
 
@@ -259,6 +302,8 @@ def _first_change(old: dict[str, Any], new: dict[str, Any]) -> str | None:
         return "the inputs or their order have changed"
     if old["hidden"] != new["hidden"]:
         return f"there were {old['hidden']} hidden files, now {new['hidden']}"
+    if old.get("linked", 0) != new["linked"]:
+        return f"there were {old.get('linked', 0)} linked folders, now {new['linked']}"
     return None
 
 
@@ -277,7 +322,7 @@ def _tokenizer(path: Path, job: _Job) -> Tokenizer:
     """The folder's tokenizer: the one saved by an earlier start, else trained or copied."""
     saved = job.output / TOKENIZER_NAME
     if not saved.exists():
-        if path.suffix in (".yaml", ".yml"):
+        if _is_recipe(path):
             tokenizer = train_tokenizer(load_typed(path, Recipe), job.train_texts())
         else:
             tokenizer = load_tokenizer(path)
@@ -291,6 +336,6 @@ def _explain(output: Path, error: OSError) -> UserError | None:
             f"{output}: the disk is full; free some space and run the same command again: "
             f"finished shards are kept"
         )
-    if isinstance(error, PermissionError):
+    if error.errno in _NO_PLACE:
         return UserError(f"{output}: cannot be written ({error.strerror}); choose another folder")
     return None

@@ -12,6 +12,8 @@ from rlt_dist.data.tokenizers.words import SPECIAL_WORDS
 
 Kind = Literal["bpe", "unigram", "bytes", "words"]
 
+MOST_IDS = 1 << 24
+
 # The smallest vocabulary of each learned kind that leaves room for something learned.
 _LEAST = {"bpe": FIXED_PIECES + 1, "unigram": FIXED_PIECES + 1, "words": SPECIAL_WORDS + 1}
 
@@ -22,13 +24,14 @@ class Recipe(Strict):
     Attributes:
         kind: `bpe` and `unigram` learn subwords, `words` lists the commonest words, `bytes`
             learns nothing.
-        vocabulary: number of ids, every special one counted. `bytes` has 257 and may leave it out.
+        vocabulary: number of ids, every special one counted, at most 2^24. `bytes` has 257 and
+            may leave it out.
         training_bytes: text that training reads at most; a larger corpus is sampled.
         lossless: whether decoding returns every text byte for byte. `words` cannot.
     """
 
     kind: Kind
-    vocabulary: int | None = None
+    vocabulary: int | None = Field(default=None, le=MOST_IDS)
     training_bytes: int = Field(default=32 << 20, ge=PASSAGE_BYTES)
     lossless: bool = True
 

@@ -7,6 +7,7 @@ workers can each make whole shards.
 
 import io
 import json
+import math
 import os
 import tarfile
 from collections.abc import Mapping
@@ -88,8 +89,10 @@ class Placement:
 
 def _whole_weights(shares: Mapping[str, float]) -> dict[str, int]:
     """Whole numbers in the proportions of decimal shares."""
-    exact = {name: Fraction(str(share)) for name, share in shares.items()}
     shown = ", ".join(f"{name} {share}" for name, share in shares.items())
+    if not all(map(math.isfinite, shares.values())):
+        raise UserError(f"the splits' shares ({shown}) must be numbers from 0 to 1")
+    exact = {name: Fraction(str(share)) for name, share in shares.items()}
     if sum(exact.values()) != 1 or min(exact.values()) < 0:
         raise UserError(f"the splits' shares ({shown}) must be at least 0 and add up to 1")
     if not exact.get("train"):

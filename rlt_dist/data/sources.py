@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from rlt_dist.util.errors import UserError
 
-JSON_LINES = ".jsonl"
+JSON_LINES = (".jsonl", ".ndjson")
 _BLOCK = 1 << 20
 _BINARY_PROBE = 8 << 10
 
@@ -53,10 +53,11 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """All files to read, in order, and the number of hidden files left out."""
+    """All files to read, in order, and how many hidden files and linked folders are left out."""
 
     files: tuple[InputFile, ...]
     hidden: int
+    linked: int
 
     @property
     def bytes(self) -> int:
@@ -87,18 +88,19 @@ def list_inputs(inputs: Sequence[Path], options: SourceOptions) -> Listing:
         UserError: an input is missing or unreadable, is given twice, or holds nothing to read.
     """
     files: list[InputFile] = []
-    hidden = 0
+    hidden = linked = 0
     for path in inputs:
         if path.is_dir():
             found, skipped = _list_folder(path, options)
             files += found
             hidden += skipped
+            linked += _count_linked_folders(path, options)
         else:
             files.append(_describe(path, path.name))
     if not files:
         raise UserError("no input is given; name at least one file or folder")
     _refuse_repeats(files)
-    return Listing(tuple(files), hidden)
+    return Listing(tuple(files), hidden, linked)
 
 
 def read_documents(listing: Listing, options: SourceOptions, tally: Tally) -> Iterator[Document]:
@@ -136,20 +138,37 @@ def _list_folder(folder: Path, options: SourceOptions) -> tuple[list[InputFile],
 
 def _walk(folder: Path) -> Iterator[PurePosixPath]:
     """Paths below `folder` of all that is not a folder; links to folders are not followed."""
+    for below, _, names in _folders(folder):
+        yield from (below / name for name in names)
+
+
+def _count_linked_folders(folder: Path, options: SourceOptions) -> int:
+    """The number of links to folders that are neither hidden nor excluded."""
+    return sum(
+        (folder / below / name).is_symlink()
+        for below, names, _ in _folders(folder)
+        for name in names
+        if not _is_hidden(below / name) and not _is_excluded(below / name, options)
+    )
+
+
+def _folders(folder: Path) -> Iterator[tuple[PurePosixPath, list[str], list[str]]]:
+    """Every folder's path below `folder`, its folders (linked ones too) and its other files."""
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename), error) from error
 
-    for parent, _, names in os.walk(folder, onerror=refuse):
-        below = PurePosixPath(Path(parent).relative_to(folder).as_posix())
-        yield from (below / name for name in names)
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        yield PurePosixPath(Path(parent).relative_to(folder).as_posix()), folders, names
 
 
 def _is_wanted(path: PurePosixPath, options: SourceOptions) -> bool:
-    if not _matches(path, options.pattern):
-        return False
+    return _matches(path, options.pattern) and not _is_excluded(path, options)
+
+
+def _is_excluded(path: PurePosixPath, options: SourceOptions) -> bool:
     parts = [path, *path.parents[:-1]]
-    return not any(_matches(part, pattern) for pattern in options.exclude for part in parts)
+    return any(_matches(part, pattern) for pattern in options.exclude for part in parts)
 
 
 def _matches(path: PurePosixPath, pattern: str) -> bool:
@@ -190,7 +209,7 @@ def _documents_of(file: InputFile, options: SourceOptions, tally: Tally) -> Iter
     """All documents of one file, empty ones too."""
     with file.path.open("rb") as handle:
         _check_file(file, handle, options)
-        if file.path.suffix == JSON_LINES:
+        if file.path.suffix.lower() in JSON_LINES:
             yield from _json_lines(file, handle, options.text_field, tally)
         elif options.separator is not None:
             blocks = _blocks(handle, tally)
@@ -227,6 +246,9 @@ def _text_of_line(line: bytes, where: str, field: str) -> bytes:
     """The text field of one JSON line, as UTF-8."""
     try:
         record = json.loads(line)
+    except json.JSONDecodeError as error:  # its own words would count lines within this one
+        at = f"{error.msg} at column {error.pos + 1}"
+        raise UserError(f"{where}: is not valid JSON ({at}); correct this line") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: is not valid JSON ({error}); correct this line") from None
     if not isinstance(record, dict):

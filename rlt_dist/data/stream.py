@@ -15,7 +15,7 @@ import webdataset as wds
 from webdataset.autodecode import DecodingError
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from rlt_dist.data.index import ShardIndex, SplitIndex
+from rlt_dist.data.index import REPAIR, ShardIndex, SplitIndex
 from rlt_dist.data.lanes import Cursor, LanePlan, Span
 from rlt_dist.util.errors import UserError
 
@@ -159,9 +159,7 @@ def read_span(shard: ShardIndex, span: Span, end_of_text: int) -> Iterator[np.nd
                 sample = next(samples, {})
                 yield _checked(shard, document, sample.get("npy"), end_of_text)
     except _DAMAGE as error:
-        raise UserError(
-            f"{shard.tar}: cannot be read ({_first_line(error)}); restore it or prepare again"
-        ) from error
+        raise UserError(f"{shard.tar}: cannot be read ({_first_line(error)}); {REPAIR}") from error
 
 
 class _Window:
@@ -202,12 +200,17 @@ def _checked(
         found = "nothing readable" if tokens is None else f"{tokens.dtype} {tokens.shape}"
         raise UserError(
             f"{shard.tar}: document {document} should hold {expected} tokens, there is "
-            f"{found}; restore the shard or prepare the corpus again"
+            f"{found}; {REPAIR}"
         )
     if tokens[-1] != end_of_text:
         raise UserError(
             f"{shard.tar}: document {document} does not end with the end-of-text token "
             f"{end_of_text}; the corpus was made with another tokenizer, or the shard is damaged"
+        )
+    if (largest := int(tokens.max())) >= shard.vocabulary:
+        raise UserError(
+            f"{shard.tar}: document {document} holds token {largest}, the vocabulary ends at "
+            f"{shard.vocabulary - 1}; {REPAIR}"
         )
     return tokens
 
@@ -215,4 +218,7 @@ def _checked(
 def _first_line(error: BaseException) -> str:
     """An error's own words; webdataset's wrapper has none, its cause does."""
     cause = error.__cause__ or error
-    return (str(cause) or type(cause).__name__).splitlines()[0]
+    words = str(cause)
+    if " object at 0x" in words:  # webdataset adds the stream it was reading
+        words = str(next(iter(cause.args), "")).partition(" @ <")[0]
+    return (words or type(cause).__name__).splitlines()[0]

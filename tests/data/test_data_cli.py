@@ -31,7 +31,7 @@ def test_prepare_then_show(story: Path, tmp_path: Path, bytes_tokenizer: Path) -
     assert first.stderr == "", "no bar where there is no terminal"
     rows = [line.split() for line in first.output.splitlines() if "train" in line]
     assert [row for row in rows[0] if row.isdigit()][:2] == ["1", "27"]
-    assert "0 hidden files, 0 empty documents" in first.output
+    assert "0 hidden files, 0 empty documents, 0 linked folders" in first.output
     assert "was finished before, nothing is left to do" in run(*command).output
     shown = run("show", tmp_path / "out").output
     assert first.output in shown
@@ -68,5 +68,20 @@ def test_every_option_reaches_its_place(tmp_path: Path, bytes_tokenizer: Path) -
 
 
 def test_help_shows_an_example() -> None:
-    for command in ("prepare", "show"):
+    for command in ("prepare", "show", "verify"):
         assert f"rlt-dist data {command}" in run(command, "--help").output
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(name, value) for name in ("--shard-mib", "--train") for value in ("nan", "inf", "0", "-1")],
+)
+def test_a_number_out_of_bounds_is_one_error(
+    story: Path, tmp_path: Path, bytes_tokenizer: Path, option: str, value: str
+) -> None:
+    command = ["prepare", "--input", story, "--output", tmp_path / "out"]
+    command += ["--tokenizer", bytes_tokenizer, "--separator", "---", option, value]
+    words = "--shard-mib .*: must be a number above 0" if option == "--shard-mib" else "shares"
+    with pytest.raises(UserError, match=words):
+        run(*command)
+    assert not (tmp_path / "out").exists()

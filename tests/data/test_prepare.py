@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import tarfile
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def samples(corpus: CorpusIndex, split: str) -> list[dict]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_same_input_gives_the_same_bytes(
     two = prepare_corpus([texts], tmp_path / "two", bytes_tokenizer, shard_bytes=100).corpus
     assert contents(one.folder) == contents(two.folder)
     assert one.fingerprint == two.fingerprint
-    assert not list(one.folder.glob(".*"))
+    assert [path.name for path in one.folder.glob(".*")] == [".lock"]
 
 
 @pytest.mark.parametrize(
@@ -132,6 +133,8 @@ def test_shards_are_closed_when_they_are_full() -> None:
     [
         ({"train": 0.9, "test": 0.2}, "add up to 1"),
         ({"train": 1.5, "test": -0.5}, "at least 0"),
+        ({"train": math.nan, "test": 0.1}, "must be numbers from 0 to 1"),
+        ({"train": math.inf, "test": 0.1}, "must be numbers from 0 to 1"),
         ({"train": 0.0, "test": 1.0}, "leave something to train"),
     ],
 )
@@ -176,6 +179,11 @@ def _change(path: Path) -> None:
         (lambda folder: _change(folder / "new"), {}, "input texts/new is new"),
         (lambda folder: (folder / "07").unlink(), {}, "input texts/07 is gone"),
         (lambda folder: _change(folder / ".h"), {}, "there were 0 hidden files, now 1"),
+        (
+            lambda folder: (folder / "l").symlink_to(folder),
+            {},
+            "there were 0 linked folders, now 1",
+        ),
         (lambda _: None, {"shard_bytes": 99}, "shard_bytes was 8388608, now 99"),
         (lambda _: None, {"source": SourceOptions(separator="x")}, "separator was None, now 'x'"),
     ],
@@ -238,6 +246,44 @@ def test_impossible_options_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["/proc/x", "{tokenizer}/out", "{tmp}/" + "n" * 300])
+def test_a_place_that_cannot_be_written_is_named(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path, place: str
+) -> None:
+    output = Path(place.format(tokenizer=bytes_tokenizer, tmp=tmp_path))
+    with pytest.raises(UserError, match=r"(x|out|n): cannot be written \(.*\); choose another"):
+        prepare_corpus([texts], output, bytes_tokenizer)
+
+
+def test_a_second_preparation_of_the_folder_is_refused(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    out, refusals = tmp_path / "out", []
+
+    def start_another(_: object) -> None:
+        if not refusals:
+            with pytest.raises(UserError) as refusal:
+                prepare_corpus([texts], out, bytes_tokenizer, overwrite=True)
+            refusals.append(str(refusal.value))
+
+    prepare_corpus([texts], out, bytes_tokenizer, watch=start_another)
+    (refusal,) = refusals
+    assert refusal.startswith(f"{out}: process {os.getpid()} on ")
+    assert "prepares a corpus here; wait for it" in refusal
+    assert prepare_corpus([texts], out, bytes_tokenizer).already_finished
+
+
+def test_only_what_a_recipe_says_binds_the_folder(texts: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("kind: bpe\nvocabulary: 290\n")
+    prepare_corpus([texts], tmp_path / "out", recipe)
+    recipe.write_text("# a comment\nvocabulary:   290\nkind: bpe\n")
+    assert prepare_corpus([texts], tmp_path / "out", recipe).already_finished
+    recipe.write_text("kind: bpe\nvocabulary: 291\n")
+    with pytest.raises(UserError, match=r"tokenizer was {.*290.*}, now {.*291.*--overwrite"):
+        prepare_corpus([texts], tmp_path / "out", recipe)
+
+
 def test_a_missing_tokenizer_is_named(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none.yaml: no such file"):
         prepare_corpus([texts], tmp_path / "out", tmp_path / "none.yaml")
@@ -261,7 +307,7 @@ def test_a_full_disk_is_one_error_and_the_next_start_goes_on(
         patch.setattr(tarfile.TarFile, "addfile", _fail_after(60, tarfile.TarFile.addfile))
         with pytest.raises(UserError, match="out: the disk is full; free some space and run"):
             prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
-    assert not list(out.glob(".*"))
+    assert [path.name for path in out.glob(".*")] == [".lock"]
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
     assert finished
     prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
@@ -279,6 +325,74 @@ def _fail_after(calls: int, real: Callable) -> Callable:
         real(*arguments)
 
     return addfile
+
+
+@pytest.fixture
+def made(texts: Path, tmp_path: Path, bytes_tokenizer: Path) -> CorpusIndex:
+    """A corpus that a test may damage."""
+    return prepare_corpus([texts], tmp_path / "out", bytes_tokenizer, shard_bytes=100).corpus
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("tokenizer", "vocabulary"), "257"),
+        (("tokenizer", "vocabulary"), True),
+        (("tokenizer", "end_of_text"), -1),
+        (("tokenizer", "hash"), None),
+        (("splits", "train"), []),
+        (("splits",), {}),
+        (("splits", "train", 0, "documents"), 0),
+        (("splits", "train", 0, "tar_size"), 1.5),
+        (("splits", "train", 0, "name"), "../train-000000"),
+        (("dropped",), [1]),
+    ],
+)
+def test_a_damaged_index_names_the_place(made: CorpusIndex, place: tuple, value: object) -> None:
+    index = made.folder / "index.json"
+    content = part = json.loads(index.read_bytes())
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    index.write_text(json.dumps(content))
+    where = r"\.".join(map(str, place))
+    with pytest.raises(UserError, match=rf"index.json: is damaged \({where}.*: .*--overwrite"):
+        load_corpus(made.folder)
+
+
+def test_one_changed_byte_of_a_sidecar_is_found(made: CorpusIndex) -> None:
+    sidecar = sidecar_of(made.split("train").shards[1].tar)
+    content = bytearray(sidecar.read_bytes())
+    content[-1] ^= 1
+    sidecar.write_bytes(content)
+    with pytest.raises(UserError, match=r"train-000001.npy: is damaged, its SHA-256"):
+        load_corpus(made.folder)
+
+
+def test_totals_that_the_sidecar_belies_are_found(made: CorpusIndex) -> None:
+    index = made.folder / "index.json"
+    content = json.loads(index.read_bytes())
+    content["splits"]["train"][1]["tokens"] += 1
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"train-000001.npy: is damaged, it does not add up"):
+        load_corpus(made.folder)
+
+
+def test_another_tokenizer_in_the_folder_is_refused(made: CorpusIndex) -> None:
+    words = Recipe(kind="words", vocabulary=5, lossless=False)
+    train_tokenizer(words, [b"a b"] * 9).save(made.tokenizer)
+    with pytest.raises(UserError, match=r"tokenizer.json: is not the tokenizer that made this"):
+        load_corpus(made.folder)
+    made.tokenizer.unlink()
+    with pytest.raises(UserError, match=r"tokenizer.json: no such file"):
+        load_corpus(made.folder)
+
+
+def test_another_vocabulary_in_the_index_is_refused(made: CorpusIndex) -> None:
+    index = made.folder / "index.json"
+    index.write_text(index.read_text().replace('"vocabulary": 257', '"vocabulary": 300'))
+    with pytest.raises(UserError, match="its vocabulary is 257, the index says 300"):
+        load_corpus(made.folder)
 
 
 def test_index_is_refused_when_anything_is_amiss(
@@ -322,5 +436,5 @@ def test_fingerprint_covers_what_decides_the_tokens(
     hidden = prepare_corpus([texts], tmp_path / "b", bytes_tokenizer).corpus
     (texts / "00").write_bytes(b"Text 0\r\n\xff")
     other = prepare_corpus([texts], tmp_path / "c", bytes_tokenizer).corpus
-    assert hidden.dropped == {"hidden_files": 1, "empty_documents": 0}
+    assert hidden.dropped == {"hidden_files": 1, "empty_documents": 0, "linked_folders": 0}
     assert first.fingerprint == hidden.fingerprint != other.fingerprint

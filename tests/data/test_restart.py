@@ -59,7 +59,7 @@ def whole(texts: Path, recipe: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
 def start(texts: Path, output: Path, recipe: Path, kind: str, die_at: int) -> int:

@@ -70,11 +70,24 @@ def test_hidden_files_and_empty_documents_are_counted(folder: Path) -> None:
     assert tally.bytes_read == listing.bytes
 
 
-def test_json_lines_give_their_text_field(tmp_path: Path) -> None:
-    path = tmp_path / "some.jsonl"
+def test_linked_folders_are_counted(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "more.py").write_bytes(b"more")
+    for name in ("linked", "a/linked", "a/skip/linked", ".git/linked"):
+        (folder / name).symlink_to(tmp_path / "else")
+    (folder / "link.py").symlink_to(tmp_path / "else" / "more.py")
+    listing = list_inputs([folder], SourceOptions(exclude=("skip",)))
+    assert listing.linked == 2
+    assert "docs/link.py" in [file.name for file in listing.files]
+    assert not any("linked" in file.name for file in listing.files)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "JSONL", "ndjson"])
+def test_json_lines_give_their_text_field(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"some.{suffix}"
     lines = [{"text": "é\n"}, {"text": ""}, {"text": "two", "more": 1}]
     path.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    assert read(path) == [("some.jsonl:1", "é\n".encode()), ("some.jsonl:3", b"two")]
+    assert read(path) == [(f"{path.name}:1", "é\n".encode()), (f"{path.name}:3", b"two")]
 
 
 def test_separator_cuts_a_file_and_keeps_the_rest_exactly(tmp_path: Path) -> None:
@@ -102,7 +115,8 @@ def test_split_stream_is_split_wherever_blocks_end(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "3: is not valid JSON"),
+        ("{", r"3: is not valid JSON \(Expecting [^:]* at column \d\); correct"),
+        ('{"a": 1} x', r"3: is not valid JSON \(Extra data at column 10\); correct"),
         ("[" * 100_000, "3: is not valid JSON"),
         ("[1]", "3: is not a JSON object"),
         ('{"body": "x"}', "3: has no field 'text'; name one with --text-field \\('body'\\)"),

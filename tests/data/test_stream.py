@@ -181,6 +181,7 @@ def test_a_damaged_tar_is_named(copied: SplitIndex, place: int, document: int) -
     with pytest.raises(UserError, match=r"train-000001.tar: (cannot be read|document \d)") as error:
         read_all(copied)
     assert "document" not in str(error.value) or f"document {document} " in str(error.value)
+    assert " object at 0x" not in str(error.value)
 
 
 def test_another_documents_length_is_named(copied: SplitIndex) -> None:
@@ -196,6 +197,17 @@ def test_another_documents_length_is_named(copied: SplitIndex) -> None:
 def test_another_tokenizers_end_of_text_is_named(copied: SplitIndex) -> None:
     with pytest.raises(UserError, match="document 0 does not end with the end-of-text token 7"):
         read_all(copied, end_of_text=7)
+
+
+def test_a_token_outside_the_vocabulary_is_named(copied: SplitIndex) -> None:
+    shard = copied.shards[1]
+    damaged = bytearray(shard.tar.read_bytes())
+    damaged[512 + 128 + 1] = 0xFF  # the first token, behind a tar and an npy header
+    shard.tar.write_bytes(damaged)
+    with pytest.raises(
+        UserError, match=r"document 0 holds token 65\d\d\d, the vocabulary ends at 256"
+    ):
+        read_all(copied)
 
 
 def test_a_missing_tar_is_named(copied: SplitIndex) -> None:

@@ -290,6 +290,7 @@ def test_the_shipped_recipes_load(kind: str) -> None:
         ("kind: bpe", "needs the key 'vocabulary'"),
         ("kind: bpe\nvocabulary: 258", "needs at least 259"),
         ("kind: bpe\nvocabulary: 999\nlossless: false", "is lossless; take"),
+        ("kind: bpe\nvocabulary: 99999999999999", "vocabulary: Input should be less than or equal"),
         ("kind: words\nvocabulary: 999", "write 'lossless: false'"),
         ("kind: bytes\nvocabulary: 256", "has 257 ids"),
         ("kind: bytes\ntraining_bytes: 99999", "learns nothing"),
