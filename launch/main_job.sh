@@ -19,7 +19,7 @@ train=(launch/torchrun.sh 2 "$config" "run_folder=$run" "data.path=$corpus" "$@"
 
 stop() { printf 'main job: %s\n' "$1" >&2; exit 2; }
 say() { printf '\n== %s\n' "$*"; }
-echo_command() { printf '$ %s\n' "${*@Q}"; }
+echo_command() { printf '$'; printf ' %q' "$@"; echo; }
 show() { echo_command "$@"; "$@"; }
 
 # The number of the last step recorded, or 0.

@@ -79,7 +79,7 @@ def generate(
     for piece in tokens.split(trained.config.data.segment, dim=1):
         logits, state = _read(trained, piece, state)
     for _ in range(limit):
-        if not logits.isfinite().all():
+        if logits.isnan().any() or not logits.max().isfinite():
             raise UserError(f"{trained.run_folder}: the model's output is not finite; it diverged")
         probabilities = log_distribution(logits.double().cpu(), sampling).exp()
         token = torch.multinomial(probabilities, 1, generator=generator)

@@ -207,7 +207,7 @@ def test_words_are_printed_apart(
     ("arguments", "said"),
     [
         (["--prompt", ""], "prompt is empty"),
-        (["--prompt-file", "nowhere.txt"], "nowhere.txt: no such file"),
+        (["--prompt-file", "nowhere.txt"], "nowhere.txt: is no file"),
         (["--temperature", "-1"], "temperature"),
         (["--top-k", "0"], "top-k"),
         (["--top-p", "0"], "top-p"),
