@@ -89,6 +89,14 @@ class CheckpointConfig(Strict):
     """How many of the newest are kept."""
 
 
+class OpsConfig(Strict):
+    """Which implementation computes; none of them changes a result."""
+
+    recurrence: Literal["auto", "reference", "python", "native"] = "auto"
+    """RLT's decoder. reference: plain autograd; python: one autograd function; native: its loop
+    compiled for the CPU; auto: native where it can be compiled, else python."""
+
+
 _IDENTITY = (
     "model.",
     "data.lanes",
@@ -112,6 +120,7 @@ class RunConfig(Strict):
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig
     validation: ValidationConfig = ValidationConfig()
+    ops: OpsConfig = OpsConfig()
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
 
     @property

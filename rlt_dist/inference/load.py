@@ -55,7 +55,8 @@ def load_trained(path: Path, choices: dict[str, Any] | None = None) -> Trained:
     tokenizer = load_tokenizer(run_folder / TOKENIZER)
     if tokenizer.hash != facts.tokenizer:
         raise UserError(f"{run_folder / TOKENIZER}: is not the tokenizer that {folder} was made by")
-    model = build_model(config.bounded_model, tokenizer.vocabulary, parameter_dtype(config))
+    dtype, recurrence = parameter_dtype(config), config.ops.recurrence
+    model = build_model(config.bounded_model, tokenizer.vocabulary, dtype, recurrence)
     load_parameters(folder, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Trained(run_folder, facts.step, config, model.to(device).eval(), tokenizer)

@@ -6,22 +6,36 @@ from rlt_dist.config.model import ModelConfig, RltConfig
 from rlt_dist.models.initial import initialise
 from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
 from rlt_dist.models.transformer_xl.model import TransformerXL
+from rlt_dist.ops.recurrence.dispatch import Backend
 
 Model = RecurrentLoopedTransformer | TransformerXL
 """Both have forward (the composing function), nll, logits, empty_state, initial_distribution."""
 
 
-def build_model(config: ModelConfig, vocabulary: int, dtype: torch.dtype = torch.float32) -> Model:
-    """The model on the CPU, its parameters allocated and not yet filled."""
+def build_model(
+    config: ModelConfig,
+    vocabulary: int,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Backend = "auto",
+) -> Model:
+    """The model on the CPU, its parameters allocated and not yet filled.
+
+    Args:
+        recurrence: what runs the recurrent decoder; it changes no result.
+    """
     if isinstance(config, RltConfig):
-        return RecurrentLoopedTransformer(config, vocabulary).to(dtype)
+        return RecurrentLoopedTransformer(config, vocabulary, recurrence).to(dtype)
     return TransformerXL(config, vocabulary).to(dtype)
 
 
 def initial_model(
-    config: ModelConfig, vocabulary: int, seed: int, dtype: torch.dtype = torch.float32
+    config: ModelConfig,
+    vocabulary: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    recurrence: Backend = "auto",
 ) -> Model:
     """The model with the initial values that `seed` names."""
-    model = build_model(config, vocabulary, dtype)
+    model = build_model(config, vocabulary, dtype, recurrence)
     initialise(model, seed, model.initial_distribution)
     return model

@@ -25,6 +25,7 @@ from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State
+from rlt_dist.ops.recurrence.dispatch import backend
 from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
@@ -180,8 +181,13 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
 
 
 def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
+    backend(config.ops.recurrence, "cuda" if torch.cuda.is_available() else "cpu")
     return initial_model(
-        config.bounded_model, corpus.vocabulary, config.train.seed, parameter_dtype(config)
+        config.bounded_model,
+        corpus.vocabulary,
+        config.train.seed,
+        parameter_dtype(config),
+        config.ops.recurrence,
     )
 
 

@@ -8,10 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlt_dist.models.rlt.chunks import plan_chunks
 from rlt_dist.models.state import join_lanes, select_lanes
 from rlt_dist.ops.noise import Noise
-from rlt_dist.ops.reach import segment_positions
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -174,59 +172,3 @@ def test_dropout_of_a_token_is_the_same_however_tokens_are_chunked(lab, case, fe
         model.merge = model.merge if interval else None
         outputs.append(lab.run(model, tokens, starts, noise=noise)[0])
     assert lab.error(*outputs) <= 1e-10
-
-
-@st.composite
-def positions(draw: st.DrawFn) -> Tensor:
-    """Positions [b, T] of rows that carry different positions and start documents anywhere."""
-    rows, length = draw(st.integers(1, 4)), draw(st.integers(1, 14))
-    row = st.lists(st.booleans(), min_size=length, max_size=length)
-    starts = torch.tensor(draw(st.lists(row, min_size=rows, max_size=rows)))
-    carried = draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows))
-    return segment_positions(starts, torch.tensor(carried))[0]
-
-
-def borders(position: list[int], feedback: int) -> list[int]:
-    """Where a row's chunks begin, by the definition."""
-    return [t for t, p in enumerate(position) if t == 0 or (feedback and p % feedback == 0)]
-
-
-@some
-@given(position=positions(), feedback=st.integers(0, 5))
-def test_a_plan_puts_every_token_in_one_chunk_and_keeps_their_order(position, feedback):
-    plan = plan_chunks(position, feedback)
-    for row, row_position in enumerate(position.tolist()):
-        begins = borders(row_position, feedback)
-        wanted = [
-            list(range(a, b)) for a, b in zip(begins, [*begins[1:], position.shape[1]], strict=True)
-        ]
-        chunks = [c.index[row, : c.length[row]].tolist() for c in plan.chunks]
-        assert [chunk for chunk in chunks if chunk] == wanted
-        for chunk, tokens in zip(plan.chunks, wanted, strict=False):
-            first = row_position[tokens[0]]
-            assert bool(chunk.start[row]) == (first == 0)
-            assert bool(chunk.fresh[row]) == bool(feedback and first % feedback == 0)
-
-
-@some
-@given(position=positions(), feedback=st.integers(0, 5))
-def test_rows_run_their_chunks_together_never_token_by_token(position, feedback):
-    plan = plan_chunks(position, feedback)
-    most = max(len(borders(row, feedback)) for row in position.tolist())
-    assert len(plan.chunks) == most
-    widest = position.shape[1] if feedback == 0 else feedback
-    assert all(chunk.index.shape[1] <= widest for chunk in plan.chunks)
-    assert all(
-        chunk.full == bool((chunk.length == chunk.index.shape[1]).all()) for chunk in plan.chunks
-    )
-
-
-@some
-@given(position=positions(), feedback=st.integers(0, 5))
-def test_joining_what_a_plan_split_gives_it_back(position, feedback):
-    plan = plan_chunks(position, feedback)
-    x = torch.arange(position.numel() * 3).view(*position.shape, 3)
-    parts = plan.split(x)
-    for part, chunk in zip(parts, plan.chunks, strict=True):
-        assert part.shape[:2] == chunk.index.shape
-    assert torch.equal(plan.join(parts), x)

@@ -1,46 +1,30 @@
-"""The recurrent decoder: chunk by chunk, the last output fed back into the next chunk."""
+"""The recurrent decoder: its modules and state as a problem for the recurrence core."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
-from rlt_dist.models.rlt.chunks import Chunk, ChunkPlan, advance, last_output, plan_chunks
-from rlt_dist.models.rlt.layers import ChunkView, KeyValue, LayerMasks, Segment
+from rlt_dist.models.rlt.layers import DecoderLayer, KeyValue, Segment
 from rlt_dist.models.rlt.pieces import Merge
 from rlt_dist.models.state import State
-from rlt_dist.ops.reach import newest, reach_mask
-
-
-class Feedback:
-    """The recurrent output s, and the boundary state h that a running chunk's merges share."""
-
-    def __init__(self, merge: Merge, state: State) -> None:
-        self.merge = merge
-        self.s = state["s"]
-        # Only RLT-2's chunks run on across segments; RLT-1 never reads a boundary state.
-        self.boundary = state.get("boundary", self.s)
-
-    def enter(self, e: Tensor, chunk: Chunk) -> Tensor:
-        """u [b, C, d] for a chunk's encoder outputs e [b, C, d]."""
-        initial = self.merge.initial_state.expand_as(self.s)
-        previous = torch.where(chunk.start[:, None], initial, self.s)
-        h = torch.where(chunk.fresh[:, None], previous, self.boundary)
-        self.boundary = torch.where((chunk.length > 0)[:, None], h, self.boundary)
-        return self.merge(e, h)
-
-    def leave(self, output: Tensor, chunk: Chunk) -> None:
-        """Take the output of each row's last token from [b, C, d]."""
-        self.s = last_output(output, chunk, self.s)
-
-    def carried(self, state: State) -> State:
-        """Its part of the state after the segment."""
-        ends = {"s": self.s, "boundary": self.boundary}
-        return {name: tensor for name, tensor in ends.items() if name in state}
+from rlt_dist.ops.reach import newest
+from rlt_dist.ops.recurrence.chunks import plan_chunks
+from rlt_dist.ops.recurrence.dispatch import Run
+from rlt_dist.ops.recurrence.problem import (
+    LayerMasks,
+    Memory,
+    Operands,
+    Plan,
+    Shape,
+)
+from rlt_dist.ops.recurrence.reference import boundary_after
 
 
 def decode(
+    run: Run,
     config: RltConfig,
     layers: nn.ModuleList,
     merge: Merge | None,
@@ -52,6 +36,7 @@ def decode(
     """Run the decoder over a segment.
 
     Args:
+        run: the backend.
         merge: None for RLT-0, which has no feedback.
         e: encoder outputs [b, T, d].
         memory: each group's carried entries followed by the segment's, [b, P + T, KV, d_head].
@@ -59,74 +44,67 @@ def decode(
     Returns:
         decoder outputs s [b, T, d], and the decoder's part of the state after the segment.
     """
-    plan = plan_chunks(segment.position, config.feedback)
-    feedback = Feedback(merge, state) if merge is not None else None
-    windows = [
-        KeyValue(state[f"decoder.{j}.k"], state[f"decoder.{j}.v"]) for j in range(len(layers))
-    ]
-    views = _views(config, plan, segment, e.shape, windows[0].k.shape[1], memory[0].k.shape[1])
-    outputs = []
-    for chunk, x, view in zip(plan.chunks, plan.split(e), views, strict=True):
-        x = feedback.enter(x, chunk) if feedback else x
-        for j, layer in enumerate(layers):
-            group = memory[j * config.memory_groups // config.decoder_layers]
-            x, seen = layer(x, view, windows[j], group, j)
-            windows[j] = _slide(windows[j], seen, chunk, config.window - 1)
-        if feedback:
-            feedback.leave(x, chunk)
-        outputs.append(x)
-    carried = feedback.carried(state) if feedback else {}
-    # Padding widens a window that is still filling; how far must not depend on other rows.
-    keep = min(config.window - 1, state["decoder.0.k"].shape[1] + e.shape[1])
-    for j, window in enumerate(windows):
-        carried |= {
-            f"decoder.{j}.k": newest(window.k, keep),
-            f"decoder.{j}.v": newest(window.v, keep),
-        }
-    return plan.join(outputs), carried
+    carried_in = state["decoder.0.k"].shape[1]
+    plan = _plan(config, merge, segment, memory, carried_in, e.shape)
+    operands = Operands(
+        e=e.transpose(0, 1),
+        fed=None if merge is None else merge.inputs(e.transpose(0, 1), state),
+        memories=[Memory(k.transpose(1, 2), v.transpose(1, 2)) for k, v in memory],
+        windows=[_window(state, j, config.window - 1) for j in range(len(layers))],
+        weights=[cast(DecoderLayer, layer).folded() for layer in layers],
+    )
+    s, windows = run(plan, operands)
+    filled = min(config.window - 1, plan.carried + e.shape[1])
+    carried = {
+        f"decoder.{j}.{name}": newest(entries.transpose(0, 1), filled).contiguous()
+        for j, window in enumerate(windows)
+        for name, entries in zip("kv", window.unbind(dim=2), strict=True)
+    }
+    if operands.fed is not None:
+        carried["s"] = s[-1]
+        if "boundary" in state:
+            carried["boundary"] = boundary_after(plan, operands.fed, s)
+    return s.transpose(0, 1), carried
 
 
-def _slide(window: KeyValue, seen: KeyValue, chunk: Chunk, keep: int) -> KeyValue:
-    """The window after a chunk, from the entries before it followed by the chunk's."""
-    past = window.k.shape[1]
-    return KeyValue(advance(seen.k, past, chunk, keep), advance(seen.v, past, chunk, keep))
-
-
-def _views(
+def _plan(
     config: RltConfig,
-    plan: ChunkPlan,
+    merge: Merge | None,
     segment: Segment,
+    memory: Sequence[KeyValue],
+    carried: int,
     shape: torch.Size,
-    window_past: int,
-    memory_entries: int,
-) -> Iterator[ChunkView]:
-    """What the layers see of each chunk; `shape` is that of the encoder outputs."""
-    cos, sin = segment.tables
-    past = memory_entries - shape[1]
-    memory_allowed = plan.split(reach_mask(segment.position, past, config.memory_len))
-    tables = zip(plan.split(cos), plan.split(sin), strict=True)
-    masks = _dropout_masks(config, plan, segment, shape)
-    parts = zip(plan.split(segment.position), memory_allowed, tables, masks, strict=True)
-    for position, memory, table, mask in parts:
-        window = reach_mask(position, window_past, config.window - 1)
-        yield ChunkView(table, window, memory, mask)
-        window_past = min(config.window - 1, window_past + position.shape[1])
+) -> Plan:
+    """What has no gradient; `carried` counts window entries, `shape` is the encoder outputs'."""
+    position = segment.position.T
+    cos, sin = (table.transpose(0, 1) for table in segment.tables)
+    layers = range(config.decoder_layers)
+    return Plan(
+        shape=Shape(
+            config.heads, config.key_value_heads, config.head_width, config.window, config.eps
+        ),
+        position=position,
+        cos=cos,
+        sin=sin,
+        chunks=plan_chunks(position, config.feedback),
+        past=memory[0].k.shape[1] - shape[1],
+        carried=carried,
+        reach=config.memory_len,
+        groups=[j * config.memory_groups // config.decoder_layers for j in layers],
+        masks=[_masks(segment, j, tuple(shape[1:])) for j in layers],
+        alpha=None if merge is None else config.alpha,
+    )
 
 
-def _dropout_masks(
-    config: RltConfig, plan: ChunkPlan, segment: Segment, shape: torch.Size
-) -> list[list[LayerMasks]]:
-    """Masks by chunk and layer, drawn for the whole segment and then cut."""
+def _masks(segment: Segment, layer: int, shape: tuple[int, ...]) -> LayerMasks:
+    """Dropout masks of a layer, drawn whole: a mask never depends on how chunks are cut."""
+    masks = [segment.dropout.mask(f"decoder.{site}", layer, shape) for site in LayerMasks._fields]
+    return LayerMasks(*(mask if mask is None else mask.transpose(0, 1) for mask in masks))
 
-    def cut(site: str, layer: int) -> list[Tensor] | list[None]:
-        mask = segment.dropout.mask(f"decoder.{site}", layer, tuple(shape[1:]))
-        return [None] * len(plan.chunks) if mask is None else plan.split(mask)
 
-    by_layer = [
-        [
-            LayerMasks(*sites)
-            for sites in zip(cut("attn", j), cut("cross", j), cut("ffn", j), strict=True)
-        ]
-        for j in range(config.decoder_layers)
-    ]
-    return [list(layers) for layers in zip(*by_layer, strict=True)]
+def _window(state: State, layer: int, slots: int) -> Tensor:
+    """The entries carried in, [W - 1, b, 2, KV, d_head]: zeros in front while it still fills."""
+    k, v = state[f"decoder.{layer}.k"], state[f"decoder.{layer}.v"]
+    entries = torch.stack((k, v), dim=2).transpose(0, 1)
+    empty = entries.new_zeros(slots - len(entries), *entries.shape[1:])
+    return torch.cat((empty, entries))

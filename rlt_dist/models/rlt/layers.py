@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
-from rlt_dist.models.dropout import Dropout, masked
+from rlt_dist.models.dropout import Dropout
 from rlt_dist.ops.attention import attend
+from rlt_dist.ops.recurrence.problem import LayerWeights
 from rlt_dist.ops.rotary import rotate
 
 Tables = tuple[Tensor, Tensor]
@@ -57,10 +58,6 @@ class CrossAttention(nn.Module):
         self.q = linear(config.d_model, config.heads * config.head_width)
         self.o = linear(config.heads * config.head_width, config.d_model)
         self.head_width = config.head_width
-
-    def query(self, x: Tensor, tables: Tables) -> Tensor:
-        """Rotated queries [b, T, H, d_head]."""
-        return rotate(self.q(x).unflatten(-1, (-1, self.head_width)), tables)
 
 
 class FeedForward(nn.Module):
@@ -123,36 +120,11 @@ class EncoderLayer(nn.Module):
         return x, seen
 
 
-class LayerMasks(NamedTuple):
-    """Dropout masks [b, C, d] of one decoder layer's three sublayers; None: nothing drops."""
-
-    attn: Tensor | None
-    cross: Tensor | None
-    ffn: Tensor | None
-
-
-@dataclass(frozen=True)
-class ChunkView:
-    """What every decoder layer sees of a chunk of C tokens.
-
-    Attributes:
-        tables: rotary cosine and sine, each [b, C, 1, d_head/2].
-        window_allowed: bool [b, C, window entries + C].
-        memory_allowed: bool [b, C, memory entries].
-        masks: dropout masks, one triple a layer.
-    """
-
-    tables: Tables
-    window_allowed: Tensor
-    memory_allowed: Tensor
-    masks: list[LayerMasks]
-
-
 class DecoderLayer(nn.Module):
     """Sliding-window self-attention, cross-attention to the encoder memory, SwiGLU.
 
     Tied layers are given the encoder layer's self-attention and feed-forward; norms and
-    cross-attention are always the decoder's own.
+    cross-attention are always the decoder's own. What they compute is in `ops.recurrence`.
     """
 
     def __init__(self, config: RltConfig, tied: EncoderLayer | None) -> None:
@@ -164,19 +136,18 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = nn.RMSNorm(config.d_model, eps=config.eps)
         self.ffn = tied.ffn if tied else FeedForward(config)
 
-    def forward(
-        self, x: Tensor, view: ChunkView, window: KeyValue, memory: KeyValue, layer: int
-    ) -> tuple[Tensor, KeyValue]:
-        """x [b, C, d] to the layer's output, and the window entries followed by the chunk's."""
-        masks = view.masks[layer]
-        normed = self.attn_norm(x)
-        seen = append(window, self.attn.key_value(normed, view.tables))
-        attended = attend(self.attn.query(normed, view.tables), *seen, view.window_allowed)
-        x = x + masked(self.attn.o(attended), masks.attn)
-        query = self.cross.query(self.cross_norm(x), view.tables)
-        x = x + masked(self.cross.o(attend(query, *memory, view.memory_allowed)), masks.cross)
-        x = x + masked(self.ffn(self.ffn_norm(x)), masks.ffn)
-        return x, seen
+    def folded(self) -> LayerWeights:
+        """The weights as the recurrence core takes them: norms and 1 / sqrt(d_head) folded in."""
+        scale = self.cross.head_width**-0.5
+        qkv = torch.cat((self.attn.q.weight * scale, self.attn.k.weight, self.attn.v.weight))
+        return LayerWeights(
+            qkv=qkv * self.attn_norm.weight,
+            o=self.attn.o.weight,
+            cross_q=self.cross.q.weight * (scale * self.cross_norm.weight),
+            cross_o=self.cross.o.weight,
+            gate_up=torch.cat((self.ffn.gate.weight, self.ffn.up.weight)) * self.ffn_norm.weight,
+            down=self.ffn.down.weight,
+        )
 
 
 def append(past: KeyValue, new: KeyValue) -> KeyValue:

@@ -1,10 +1,13 @@
 """Pieces of the Recurrent Looped Transformer around its layers: memory, merge, head."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.rlt.layers import KeyValue, Tables, linear
+from rlt_dist.models.state import State
+from rlt_dist.ops.recurrence.problem import FeedbackInputs
 from rlt_dist.ops.rotary import rotate
 
 
@@ -46,10 +49,19 @@ class Merge(nn.Module):
         self.gate = nn.utils.skip_init(nn.Linear, 2 * d, d)
         self.state = linear(d, d)
         self.initial_state = nn.Parameter(torch.empty(d))
-        self.alpha = config.alpha
 
-    def forward(self, e: Tensor, h: Tensor) -> Tensor:
-        """Encoder output e [b, C, d] with the boundary state h [b, d] fed back to every token."""
-        r = self.state_norm(h)
-        gate = torch.sigmoid(self.gate(torch.cat((e, r[:, None].expand_as(e)), dim=-1)))
-        return e + self.alpha * gate * self.state(r)[:, None]
+    def inputs(self, e: Tensor, state: State) -> FeedbackInputs:
+        """What the recurrence core needs of it, for encoder outputs e [T, b, d].
+
+        The encoder's half of the gate does not depend on h, so it is formed for all tokens here.
+        """
+        of_e, of_r = self.gate.weight.chunk(2, dim=1)
+        s = state["s"]
+        return FeedbackInputs(
+            gate_e=F.linear(e, of_e, self.gate.bias).to(e.dtype),
+            weight=torch.cat((of_r, self.state.weight)) * self.state_norm.weight,
+            initial=self.initial_state.expand_as(s),
+            s=s,
+            # Only RLT-2's chunks run on across segments; RLT-1 never reads a boundary state.
+            boundary=state.get("boundary", s),
+        )

@@ -1,0 +1,202 @@
+"""The compiled loop's passes over a tape: structs that mirror layer.h and segment.cpp."""
+
+from ctypes import Structure, byref, c_double, c_float, c_int32, c_void_p
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlt_dist.ops.recurrence.function import Loop
+from rlt_dist.ops.recurrence.native.build import library
+from rlt_dist.ops.recurrence.problem import LayerMasks, LayerWeights, Memory
+from rlt_dist.ops.recurrence.tape import FeedbackTape, LayerTape, Tape
+
+_PANEL_BYTES = 256
+"""Bytes of a packed row of a panel: four vectors of 64 bytes (kernels.h)."""
+
+_ACTIVATIONS = [
+    "x0",
+    "query",
+    "weight",
+    "attended",
+    "x1",
+    "cross_query",
+    "cross_weight",
+    "crossed",
+    "x2",
+    "gate_up",
+]
+_GRADIENTS = [
+    "d_attn",
+    "d_qkv",
+    "d_cross",
+    "d_cross_q",
+    "d_crossed",
+    "d_score",
+    "d_ffn",
+    "d_gate_up",
+]
+_FEEDBACK = [
+    "e",
+    "gate_e",
+    "initial",
+    "boundary",
+    "s",
+    "ds",
+    "r",
+    "fed",
+    "dfed",
+    "de",
+    "dgate_e",
+    "dinitial",
+    "dboundary",
+]
+
+
+class _Packed(Structure):
+    _fields_ = (("data", c_void_p), ("inputs", c_int32), ("outputs", c_int32))
+
+
+class _Chunks(Structure):
+    _fields_ = (
+        ("count", c_int32),
+        *((name, c_void_p) for name in ("first", "length", "fresh", "start")),
+    )
+
+
+class _Layer(Structure):
+    _fields_ = (
+        *((name, _Packed) for name in LayerWeights._fields),
+        *((f"{name}_t", _Packed) for name in LayerWeights._fields),
+        *((f"memory_{name}", c_void_p) for name in Memory._fields),
+        *((f"{name}_mask", c_void_p) for name in LayerMasks._fields),
+        *((name, c_void_p) for name in ("entries", "dentries")),
+        *((f"{name}_kept", c_void_p) for name in (*_ACTIVATIONS, *_GRADIENTS)),
+    )
+
+
+@lru_cache
+def _structs(real: Any) -> tuple[type[Structure], type[Structure]]:
+    """Segment and Feedback for c_float or c_double."""
+    sizes = [
+        "tokens",
+        "lanes",
+        "d",
+        "heads",
+        "kv_heads",
+        "width",
+        "window",
+        "ffn",
+        "memory",
+        "past",
+    ]
+    tables = ["cos", "sin", "window_from", "memory_from"]
+
+    class Segment(Structure):
+        _fields_ = (
+            *((name, c_int32) for name in sizes),
+            ("eps", real),
+            *((name, c_void_p) for name in tables),
+        )
+
+    class Feedback(Structure):
+        _fields_ = (
+            ("weight", _Packed),
+            ("weight_t", _Packed),
+            ("alpha", real),
+            *((name, c_void_p) for name in _FEEDBACK),
+        )
+
+    return Segment, Feedback
+
+
+class _Call:
+    """Structs for one call, and the tensors that they point into."""
+
+    def __init__(self, tape: Tape, *, backward: bool) -> None:
+        self._held: list[Tensor] = []
+        self._backward = backward
+        self._double = tape.feedback.e.dtype == torch.float64
+        segment, feedback = _structs(c_double if self._double else c_float)
+        self.segment = self._segment(segment(), tape)
+        self.layers = (_Layer * len(tape.layers))(*(self._layer(layer) for layer in tape.layers))
+        self.feedback = self._feedback(feedback(), tape.feedback)
+        self.chunks = self._chunks(tape)
+
+    def run(self) -> None:
+        """Go through all chunks, the lanes split over torch's threads."""
+        function = library().run_float64 if self._double else library().run_float32
+        function(
+            byref(self.segment),
+            self.layers,
+            len(self.layers),
+            byref(self.feedback),
+            byref(self.chunks),
+            torch.get_num_threads(),
+            int(self._backward),
+        )
+
+    def _hold(self, tensor: Tensor) -> int:
+        """The address of a tensor that must live as long as this call."""
+        self._held.append(tensor.contiguous())
+        return self._held[-1].data_ptr()
+
+    def _pack(self, weight: Tensor) -> _Packed:
+        """A weight [out, in] in panels [ceil(out / n)][in][n], zeros beyond out."""
+        outputs, inputs = weight.shape
+        columns = _PANEL_BYTES // weight.element_size()
+        panels = F.pad(weight, (0, 0, 0, -outputs % columns)).view(-1, columns, inputs)
+        return _Packed(self._hold(panels.transpose(1, 2)), inputs, outputs)
+
+    def _segment(self, segment: Any, tape: Tape) -> Any:
+        plan, (_, lanes, d) = tape.plan, tape.feedback.e.shape
+        shape, memory = plan.shape, tape.layers[0].memory.k.shape[2]
+        sizes = (plan.chunks.tokens, lanes, d, shape.heads, shape.kv_heads, shape.head_width)
+        ffn = tape.layers[0].weights.down.shape[1]
+        window_from, memory_from = plan.ranges()
+        segment.__init__(*sizes, shape.window, ffn, memory, plan.past, shape.eps)
+        segment.cos, segment.sin = self._hold(plan.cos), self._hold(plan.sin)
+        segment.window_from = self._hold(window_from.to(torch.int32))
+        segment.memory_from = self._hold(memory_from.to(torch.int32))
+        return segment
+
+    def _layer(self, tape: LayerTape) -> _Layer:
+        layer = _Layer(entries=tape.entries.data_ptr())
+        for name, weight in tape.weights._asdict().items():
+            suffix, packed = ("_t", weight.T) if self._backward else ("", weight)
+            setattr(layer, name + suffix, self._pack(packed))
+        for name, tensor in tape.memory._asdict().items():
+            setattr(layer, f"memory_{name}", tensor.data_ptr())
+        for name, mask in tape.masks._asdict().items():
+            if mask is not None:
+                setattr(layer, f"{name}_mask", self._hold(mask.to(tape.entries.dtype)))
+        for name, tensor in tape.kept.items():
+            setattr(layer, f"{name}_kept", tensor.data_ptr())
+        if self._backward:
+            layer.dentries = tape.dentries.data_ptr()
+        return layer
+
+    def _feedback(self, feedback: Any, tape: FeedbackTape) -> Any:
+        for name in _FEEDBACK:
+            if hasattr(tape, name):
+                setattr(feedback, name, getattr(tape, name).data_ptr())
+        if tape.inputs is not None and tape.alpha is not None:
+            feedback.alpha = tape.alpha
+            weight = tape.inputs.weight
+            name, packed = ("weight_t", weight.T) if self._backward else ("weight", weight)
+            setattr(feedback, name, self._pack(packed))
+        return feedback
+
+    def _chunks(self, tape: Tape) -> _Chunks:
+        chunks = tape.plan.chunks
+        first, length = (self._hold(x.to(torch.int32)) for x in (chunks.first, chunks.length))
+        fresh, start = (self._hold(x.to(torch.uint8)) for x in (chunks.fresh, chunks.start))
+        return _Chunks(len(chunks), first, length, fresh, start)
+
+
+NATIVE = Loop(
+    forward=lambda tape: _Call(tape, backward=False).run(),
+    backward=lambda tape: _Call(tape, backward=True).run(),
+)

@@ -1,0 +1,192 @@
+"""What a backend is given: a plan, which has no gradient, and operands, which have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlt_dist.ops.reach import reach_mask
+from rlt_dist.ops.recurrence.chunks import Chunks, Slots
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of decoder[i:j]."""
+
+    heads: int
+    kv_heads: int
+    head_width: int
+    window: int
+    eps: float
+
+
+class LayerMasks(NamedTuple):
+    """Scaled dropout masks [T, B, d] of a layer's three sublayers; None: nothing drops."""
+
+    attn: Tensor | None = None
+    cross: Tensor | None = None
+    ffn: Tensor | None = None
+
+
+class Sight(NamedTuple):
+    """Where a chunk's tokens stand and what they may see.
+
+    Attributes:
+        cos, sin: [C, B, 1, w / 2], rotary tables.
+        window: additive mask [C, B, 1, 1, W] over the window's slots, oldest first.
+        memory: additive mask [B, 1, C, 1, M] over the memory's entries.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    window: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything of a segment that has no gradient.
+
+    Attributes:
+        shape: sizes.
+        position: int64 [T, B], index of each token within its document.
+        cos, sin: [T, B, 1, w / 2], rotary tables of those positions.
+        chunks: which tokens run together.
+        past: memory entries in front of the segment's own.
+        carried: window entries that were carried in; the slots in front of them are empty.
+        reach: farthest distance that cross-attention sees; None: the whole document.
+        groups: for each layer, which memory it reads.
+        masks: for each layer, its dropout masks.
+        alpha: weight of the fed-back state; None: RLT-0, no feedback.
+    """
+
+    shape: Shape
+    position: Tensor
+    cos: Tensor
+    sin: Tensor
+    chunks: Chunks
+    past: int
+    carried: int
+    reach: int | None
+    groups: Sequence[int]
+    masks: Sequence[LayerMasks]
+    alpha: float | None
+
+    def sight(self, at: Slots) -> Sight:
+        """What the tokens of a chunk see."""
+        cos, sin, window, memory = (at.get(table) for table in self._tables)
+        return Sight(cos, sin, window[:, :, None, None], memory.transpose(0, 1)[:, None, :, None])
+
+    def ranges(self) -> tuple[Tensor, Tensor]:
+        """The same as ranges, int64 [T, B]: the first window slot and the first memory entry seen.
+
+        What a token sees ends with its own: slot W - 1, entry past + t.
+        """
+        newest = self.shape.window - 1
+        token = torch.arange(len(self.position), device=self.position.device)[:, None]
+        window = newest - torch.minimum(self.position, (self.carried + token).clamp(max=newest))
+        farthest = self.position if self.reach is None else self.position.clamp(max=self.reach)
+        return window, (self.past + token - farthest).clamp(min=0)
+
+    @cached_property
+    def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        slot = torch.arange(self.shape.window, device=self.position.device)
+        near = slot >= self.ranges()[0][:, :, None]
+        seen = reach_mask(self.position.T, self.past, self.reach).transpose(0, 1)
+        masks = (self._additive(near), self._additive(seen))
+        return padded(self.cos), padded(self.sin), padded(masks[0]), padded(masks[1])
+
+    def _additive(self, allowed: Tensor) -> Tensor:
+        return torch.zeros_like(allowed, dtype=self.cos.dtype).masked_fill(~allowed, -torch.inf)
+
+
+class Memory(NamedTuple):
+    """Keys and values [B, KV, M, w] that cross-attention reads, oldest first."""
+
+    k: Tensor
+    v: Tensor
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one decoder layer, [out, in], with the norms and 1 / sqrt(w) folded in.
+
+    RMSNorm(x) W^T = (x / rms(x)) (W diag(norm))^T: inside the core a norm has no weight, and its
+    gradient follows from the folded weight's by the chain rule outside.
+    """
+
+    qkv: Tensor
+    """[(H + 2 KV) w, d]: queries, keys, values of the window's attention."""
+    o: Tensor
+    """[d, H w]"""
+    cross_q: Tensor
+    """[H w, d]"""
+    cross_o: Tensor
+    """[d, H w]"""
+    gate_up: Tensor
+    """[2 f, d]: gate, then up."""
+    down: Tensor
+    """[d, f]"""
+
+
+class FeedbackInputs(NamedTuple):
+    """What the merge u = e + alpha sigmoid(gate_e + W_g r) (W_s r), r = h / rms(h), is made of.
+
+    Attributes:
+        gate_e: [T, B, d], the encoder's half of the gate, bias included.
+        weight: [2 d, d], W_g above W_s, the state norm's weight folded in.
+        initial: [B, d], the learned state that documents start from.
+        s: [B, d], the output of the token before the segment.
+        boundary: [B, d], the boundary state of a chunk that runs on from the segment before.
+    """
+
+    gate_e: Tensor
+    weight: Tensor
+    initial: Tensor
+    s: Tensor
+    boundary: Tensor
+
+
+class Operands(NamedTuple):
+    """Everything that has a gradient.
+
+    Attributes:
+        e: [T, B, d], encoder outputs.
+        fed: the feedback; None: RLT-0.
+        memories: by group.
+        windows: by layer, [W - 1, B, 2, KV, w], keys and values carried in, oldest first.
+        weights: by layer.
+    """
+
+    e: Tensor
+    fed: FeedbackInputs | None
+    memories: Sequence[Memory]
+    windows: Sequence[Tensor]
+    weights: Sequence[LayerWeights]
+
+    def flat(self) -> list[Tensor]:
+        """All tensors in one order, as autograd wants them."""
+        parts: list[Sequence[Tensor]] = [[self.e], self.fed or (), *self.memories, self.windows]
+        return [tensor for part in [*parts, *self.weights] for tensor in part]
+
+    def like(self, tensors: Sequence[Any]) -> "Operands":
+        """The inverse of `flat`, for tensors that stand for this one's."""
+        left = iter(tensors)
+
+        def take(kind: Any) -> Any:
+            return kind(*(next(left) for _ in kind._fields))
+
+        return Operands(
+            next(left),
+            None if self.fed is None else take(FeedbackInputs),
+            [take(Memory) for _ in self.memories],
+            [next(left) for _ in self.windows],
+            [take(LayerWeights) for _ in self.weights],
+        )
+
+
+def padded(x: Tensor) -> Tensor:
+    """[T, B, ...] with one more slot of zeros, where padding stands."""
+    return torch.cat((x, x.new_zeros(1, *x.shape[1:])))

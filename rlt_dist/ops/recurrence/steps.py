@@ -1,0 +1,142 @@
+"""One decoder layer on one chunk of tokens: each sublayer forward, and backward beside it.
+
+C tokens of B lanes go through together, x [C, B, d]. Backward steps form activation gradients only;
+what weight gradients need is left on the tape, so that each is one large product afterwards.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlt_dist.ops.recurrence.arithmetic import (
+    by_lane,
+    by_token,
+    dropped,
+    normalise,
+    normalise_backward,
+    product,
+    product_backward,
+    rotate,
+    softmax_backward,
+)
+from rlt_dist.ops.recurrence.chunks import Slots
+from rlt_dist.ops.recurrence.problem import Shape, Sight
+from rlt_dist.ops.recurrence.tape import LayerTape
+
+
+def mask_of(mask: Tensor | None, at: Slots) -> Tensor | None:
+    """A chunk's part of a dropout mask."""
+    return None if mask is None else at.get(mask)
+
+
+# -- attention over the window -----------------------------------------------------------------
+
+
+def self_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
+    """x plus attention over each token's last W entries, its own included."""
+    qkv = product(normalise(x, shape.eps), tape.weights.qkv).unflatten(-1, (-1, shape.head_width))
+    q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=2)
+    q, k = rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
+    at.put(tape.own(tape.entries), torch.stack((k, v), dim=2))
+    keys, values = tape.windows(at)
+    grouped = q.unflatten(2, (shape.kv_heads, -1))
+    weight = (grouped @ keys.transpose(-1, -2) + sight.window).softmax(dim=-1)
+    attended = (weight @ values).flatten(2)
+    tape.put(at, x0=x, query=q, weight=weight.flatten(2, 3), attended=attended)
+    return x + dropped(product(attended, tape.weights.o), mask_of(tape.masks.attn, at))
+
+
+def self_attention_backward(
+    dy: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape
+) -> Tensor:
+    """The gradient with respect to `self_attention`'s x. Later tokens must have gone before."""
+    groups = (shape.kv_heads, -1)
+    query = tape.get(at, "query").unflatten(2, groups)
+    weight = tape.get(at, "weight").unflatten(2, groups)
+    d_attn = dropped(dy, mask_of(tape.masks.attn, at))
+    d_attended = product_backward(d_attn, tape.weights.o).view_as(query)
+    keys, values = tape.windows(at)
+    d_score = softmax_backward(d_attended @ values.transpose(-1, -2), weight)
+    d_keys, d_values = d_score.transpose(-1, -2) @ query, weight.transpose(-1, -2) @ d_attended
+    tape.add_to_windows(at, d_keys, d_values)
+    dk, dv = at.get(tape.own(tape.dentries)).unbind(dim=2)
+    dq = rotate((d_score @ keys).flatten(2, 3), sight.cos, -sight.sin)
+    d_qkv = torch.cat((dq, rotate(dk, sight.cos, -sight.sin), dv), dim=2).flatten(2)
+    tape.put(at, d_attn=d_attn, d_qkv=d_qkv)
+    d_normed = product_backward(d_qkv, tape.weights.qkv)
+    return dy + normalise_backward(d_normed, tape.get(at, "x0"), shape.eps)
+
+
+# -- attention to the encoder memory -----------------------------------------------------------
+
+
+def cross_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
+    """x plus attention to the encoder memory."""
+    q = product(normalise(x, shape.eps), tape.weights.cross_q)
+    q = rotate(q.unflatten(-1, (-1, shape.head_width)), sight.cos, sight.sin)
+    score = by_lane(q, shape.kv_heads) @ tape.memory.k.transpose(-1, -2)
+    score = score.unflatten(2, (len(x), -1)) + sight.memory
+    weight = score.softmax(dim=-1).flatten(2, 3)
+    crossed = by_token(weight @ tape.memory.v, len(x)).flatten(2)
+    tape.put(at, x1=x, cross_query=q, cross_weight=by_token(weight, len(x)), crossed=crossed)
+    return x + dropped(product(crossed, tape.weights.cross_o), mask_of(tape.masks.cross, at))
+
+
+def cross_attention_backward(
+    dy: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape
+) -> Tensor:
+    """The gradient with respect to `cross_attention`'s x."""
+    weight = by_lane(tape.get(at, "cross_weight"), shape.kv_heads)
+    d_cross = dropped(dy, mask_of(tape.masks.cross, at))
+    d_crossed = product_backward(d_cross, tape.weights.cross_o)
+    d_crossed = d_crossed.unflatten(-1, (-1, shape.head_width))
+    d_weight = by_lane(d_crossed, shape.kv_heads) @ tape.memory.v.transpose(-1, -2)
+    d_score = softmax_backward(d_weight, weight)
+    dq = by_token(d_score @ tape.memory.k, len(dy))
+    d_cross_q = rotate(dq, sight.cos, -sight.sin).flatten(2)
+    d_score = by_token(d_score, len(dy))
+    tape.put(at, d_cross=d_cross, d_crossed=d_crossed, d_score=d_score, d_cross_q=d_cross_q)
+    d_normed = product_backward(d_cross_q, tape.weights.cross_q)
+    return dy + normalise_backward(d_normed, tape.get(at, "x1"), shape.eps)
+
+
+# -- feed-forward ------------------------------------------------------------------------------
+
+
+def feed_forward(x: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
+    """x plus down(silu(gate) * up)."""
+    gate_up = product(normalise(x, shape.eps), tape.weights.gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
+    tape.put(at, x2=x, gate_up=gate_up)
+    out = product(F.silu(gate) * up, tape.weights.down)
+    return x + dropped(out, mask_of(tape.masks.ffn, at))
+
+
+def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
+    """The gradient with respect to `feed_forward`'s x."""
+    gate, up = tape.get(at, "gate_up").chunk(2, dim=-1)
+    d_ffn = dropped(dy, mask_of(tape.masks.ffn, at))
+    d_hidden = product_backward(d_ffn, tape.weights.down)
+    open_ = gate.sigmoid()
+    d_gate = d_hidden * up * open_ * (1 + gate * (1 - open_))
+    d_gate_up = torch.cat((d_gate, d_hidden * gate * open_), dim=-1)
+    tape.put(at, d_ffn=d_ffn, d_gate_up=d_gate_up)
+    d_normed = product_backward(d_gate_up, tape.weights.gate_up)
+    return dy + normalise_backward(d_normed, tape.get(at, "x2"), shape.eps)
+
+
+# -- the layer ---------------------------------------------------------------------------------
+
+
+def layer_forward(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
+    """One layer, [C, B, d] to [C, B, d]."""
+    x = self_attention(x, tape, at, sight, shape)
+    x = cross_attention(x, tape, at, sight, shape)
+    return feed_forward(x, tape, at, shape)
+
+
+def layer_backward(dy: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
+    """The gradient with respect to `layer_forward`'s x."""
+    dy = feed_forward_backward(dy, tape, at, shape)
+    dy = cross_attention_backward(dy, tape, at, sight, shape)
+    return self_attention_backward(dy, tape, at, sight, shape)
