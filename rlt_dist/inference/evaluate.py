@@ -19,6 +19,9 @@ from rlt_dist.util.errors import UserError
 class Evaluation:
     """Sums over scored tokens.
 
+    A document's first token is never predicted, for nothing stands before it; its end-of-text is,
+    and stands for no byte.
+
     Attributes:
         nll: sum of -log p, in nats.
         tokens: how many tokens were scored.

@@ -118,7 +118,10 @@ class _Call:
     def __init__(self, tape: Tape, *, backward: bool) -> None:
         self._held: list[Tensor] = []
         self._backward = backward
-        self._double = tape.feedback.e.dtype == torch.float64
+        dtype = tape.feedback.e.dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"the compiled recurrence computes in float32 or float64, not {dtype}")
+        self._double = dtype == torch.float64
         segment, feedback = _structs(c_double if self._double else c_float)
         self.segment = self._segment(segment(), tape)
         self.layers = (_Layer * len(tape.layers))(*(self._layer(layer) for layer in tape.layers))
