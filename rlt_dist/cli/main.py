@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 import typer
 
@@ -39,6 +40,7 @@ app.command()(doctor)
 
 def main() -> None:
     """Run the command line; a person's mistake is one line and exit status 2."""
+    threading.excepthook = _leave_disk_trouble_to_main
     try:
         app()
     except UserError as error:
@@ -56,6 +58,15 @@ def main() -> None:
             raise
         _show("this does not fit into memory; take a smaller model, segment or micro_batch")
         sys.exit(2)
+
+
+def _leave_disk_trouble_to_main(args: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread of its own, and raises a full disk again at the next write.
+
+    Shown from the thread as well, it would be a traceback around the one line that says it all.
+    """
+    if not (isinstance(args.exc_value, OSError) and disk_trouble(args.exc_value)):
+        threading.__excepthook__(args)
 
 
 def _show(message: str) -> None:
