@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlt_dist.ops.noise import Noise
+from rlt_dist.ops.noise import Noise, masked
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,3 @@ class Dropout:
     def __call__(self, x: Tensor, site: str, layer: int = 0) -> Tensor:
         """Drop entries of x [b, ...]."""
         return masked(x, self.mask(site, layer, tuple(x.shape[1:])))
-
-
-def masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x under a scaled keep-mask, in x's dtype."""
-    return x if mask is None else (x * mask).to(x.dtype)

@@ -78,6 +78,11 @@ class Noise:
         return _scaled(uniform_bits(key.to(self.lanes.device), shape), p)[0]
 
 
+def masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x under a scaled keep-mask, in x's dtype; its gradient has the same form."""
+    return x if mask is None else (x * mask).to(x.dtype)
+
+
 def _scaled(bits: Tensor, p: float) -> Tensor:
     kept = bits >= round(p * (1 << 24))
     return kept.to(torch.float32) / (1.0 - p)

@@ -23,8 +23,10 @@ def rotary_tables(
     return angle.cos().to(dtype)[:, :, None], angle.sin().to(dtype)[:, :, None]
 
 
-def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """(a, b) -> (a cos - b sin, b cos + a sin) for x [b, T, heads, d_head]."""
-    cos, sin = tables
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin) for x [b, T, heads, d_head].
+
+    With -sin it is its own gradient.
+    """
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rlt_dist.models.dropout import Dropout, masked
-from rlt_dist.ops.noise import Noise, seed_from, uniform_bits
+from rlt_dist.models.dropout import Dropout
+from rlt_dist.ops.noise import Noise, masked, seed_from, uniform_bits
 
 LANES = torch.arange(4)
 SHAPE = (50, 40)

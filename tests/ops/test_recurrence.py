@@ -154,8 +154,10 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     """An empty cache, and no library in memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
+    dispatch._native.cache_clear()
     yield
     build.library.cache_clear()
+    dispatch._native.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_compiled")

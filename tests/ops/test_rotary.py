@@ -11,7 +11,7 @@ from rlt_dist.ops.rotary import rotary_tables, rotate
 def test_halves_rotate_as_complex_numbers():
     position = torch.tensor([[0, 1, 7], [3, 0, 123456]])
     x = torch.randn(2, 3, 5, 6, dtype=torch.float64)
-    rotated = rotate(x, rotary_tables(position, 6, 100.0, torch.float64))
+    rotated = rotate(x, *rotary_tables(position, 6, 100.0, torch.float64))
     for row, token, i in ((r, t, i) for r in range(2) for t in range(3) for i in range(3)):
         angle = position[row, token].item() * 100.0 ** (-2 * i / 6)
         turned = torch.complex(x[row, token, :, i], x[row, token, :, i + 3]) * complex(
@@ -44,6 +44,6 @@ def test_products_depend_on_the_distance_alone(far):
 
     def product(at: int) -> float:
         tables = [rotary_tables(torch.tensor([[t]]), 8, 10000.0, q.dtype) for t in (at + 3, at)]
-        return (rotate(q, tables[0]) * rotate(k, tables[1])).sum().item()
+        return (rotate(q, *tables[0]) * rotate(k, *tables[1])).sum().item()
 
     assert product(far) == pytest.approx(product(0), abs=1e-7)

@@ -42,11 +42,11 @@ class SelfAttention(nn.Module):
 
     def query(self, x: Tensor, tables: Tables) -> Tensor:
         """Rotated queries [b, T, H, d_head]."""
-        return rotate(self.q(x).unflatten(-1, (-1, self.head_width)), tables)
+        return rotate(self.q(x).unflatten(-1, (-1, self.head_width)), *tables)
 
     def key_value(self, x: Tensor, tables: Tables) -> KeyValue:
         """Rotated keys and values of x's tokens, [b, T, KV, d_head]."""
-        k = rotate(self.k(x).unflatten(-1, (-1, self.head_width)), tables)
+        k = rotate(self.k(x).unflatten(-1, (-1, self.head_width)), *tables)
         return KeyValue(k, self.v(x).unflatten(-1, (-1, self.head_width)).to(k.dtype))
 
 

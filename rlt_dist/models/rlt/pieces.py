@@ -21,7 +21,7 @@ class MemoryGroup(nn.Module):
         self.head_width = config.head_width
 
     def forward(self, normed: Tensor, tables: Tables) -> KeyValue:
-        k = rotate(self.k(normed).unflatten(-1, (-1, self.head_width)), tables)
+        k = rotate(self.k(normed).unflatten(-1, (-1, self.head_width)), *tables)
         return KeyValue(k, self.v(normed).unflatten(-1, (-1, self.head_width)).to(k.dtype))
 
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
-from rlt_dist.models.dropout import Dropout, masked
+from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
 from rlt_dist.models.state import State, counters
 from rlt_dist.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from rlt_dist.models.transformer_xl.layers import Layer, Segment
-from rlt_dist.ops.noise import Noise
+from rlt_dist.ops.noise import Noise, masked
 from rlt_dist.ops.reach import newest, reach_mask, segment_positions
 from rlt_dist.ops.relative import sinusoids
 

@@ -1,6 +1,5 @@
 """Small functions that the steps are made of, each with its gradient."""
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,17 +33,6 @@ def normalise_backward(dn: Tensor, x: Tensor, eps: float) -> Tensor:
 def softmax_backward(dweight: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a softmax with respect to its scores."""
     return weight * (dweight - (dweight * weight).sum(dim=-1, keepdim=True))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """(a, b) -> (a cos - b sin, b cos + a sin); with -sin, its gradient."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-
-def dropped(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x under a scaled keep-mask; its gradient has the same form."""
-    return x if mask is None else x * mask
 
 
 def by_lane(x: Tensor, kv_heads: int) -> Tensor:

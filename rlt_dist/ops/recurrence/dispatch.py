@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 from torch import Tensor
@@ -31,7 +31,9 @@ def backend(choice: Backend, device: str) -> Run:
     return _native(choice, device)
 
 
+@lru_cache
 def _native(choice: Backend, device: str) -> Run:
+    """Settled once: every segment asks, and a compiler that fails must not be run for each."""
     from rlt_dist.ops.recurrence.native.build import library
     from rlt_dist.ops.recurrence.native.loop import NATIVE
 

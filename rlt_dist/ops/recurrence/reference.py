@@ -4,13 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlt_dist.ops.noise import masked
 from rlt_dist.ops.recurrence.arithmetic import (
     by_lane,
     by_token,
-    dropped,
     normalise,
     product,
-    rotate,
 )
 from rlt_dist.ops.recurrence.chunks import Slots
 from rlt_dist.ops.recurrence.problem import (
@@ -24,6 +23,7 @@ from rlt_dist.ops.recurrence.problem import (
     Sight,
     padded,
 )
+from rlt_dist.ops.rotary import rotate
 
 
 def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]:
@@ -82,7 +82,7 @@ def self_attention(
     keys, values = seen.unfold(0, shape.window, 1).movedim(-1, -2).unbind(dim=2)
     query = q.unflatten(2, (shape.kv_heads, -1))
     weight = (query @ keys.transpose(-1, -2) + sight.window).softmax(dim=-1)
-    return x + dropped(product((weight @ values).flatten(2), w.o), mask), seen
+    return x + masked(product((weight @ values).flatten(2), w.o), mask), seen
 
 
 def cross_attention(
@@ -93,13 +93,13 @@ def cross_attention(
     query = by_lane(rotate(q, sight.cos, sight.sin), shape.kv_heads)
     score = (query @ memory.k.transpose(-1, -2)).unflatten(2, (len(x), -1)) + sight.memory
     crossed = by_token(score.softmax(dim=-1).flatten(2, 3) @ memory.v, len(x))
-    return x + dropped(product(crossed.flatten(2), w.cross_o), mask)
+    return x + masked(product(crossed.flatten(2), w.cross_o), mask)
 
 
 def feed_forward(x: Tensor, w: LayerWeights, shape: Shape, mask: Tensor | None) -> Tensor:
     """x plus down(silu(gate) * up)."""
     gate, up = product(normalise(x, shape.eps), w.gate_up).chunk(2, dim=-1)
-    return x + dropped(product(F.silu(gate) * up, w.down), mask)
+    return x + masked(product(F.silu(gate) * up, w.down), mask)
 
 
 def slide(seen: Tensor, length: Tensor, at: Slots, keep: int) -> Tensor:

@@ -8,20 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlt_dist.ops.noise import masked
 from rlt_dist.ops.recurrence.arithmetic import (
     by_lane,
     by_token,
-    dropped,
     normalise,
     normalise_backward,
     product,
     product_backward,
-    rotate,
     softmax_backward,
 )
 from rlt_dist.ops.recurrence.chunks import Slots
 from rlt_dist.ops.recurrence.problem import Shape, Sight
 from rlt_dist.ops.recurrence.tape import LayerTape
+from rlt_dist.ops.rotary import rotate
 
 
 def mask_of(mask: Tensor | None, at: Slots) -> Tensor | None:
@@ -43,7 +43,7 @@ def self_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: S
     weight = (grouped @ keys.transpose(-1, -2) + sight.window).softmax(dim=-1)
     attended = (weight @ values).flatten(2)
     tape.put(at, x0=x, query=q, weight=weight.flatten(2, 3), attended=attended)
-    return x + dropped(product(attended, tape.weights.o), mask_of(tape.masks.attn, at))
+    return x + masked(product(attended, tape.weights.o), mask_of(tape.masks.attn, at))
 
 
 def self_attention_backward(
@@ -53,7 +53,7 @@ def self_attention_backward(
     groups = (shape.kv_heads, -1)
     query = tape.get(at, "query").unflatten(2, groups)
     weight = tape.get(at, "weight").unflatten(2, groups)
-    d_attn = dropped(dy, mask_of(tape.masks.attn, at))
+    d_attn = masked(dy, mask_of(tape.masks.attn, at))
     d_attended = product_backward(d_attn, tape.weights.o).view_as(query)
     keys, values = tape.windows(at)
     d_score = softmax_backward(d_attended @ values.transpose(-1, -2), weight)
@@ -79,7 +79,7 @@ def cross_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: 
     weight = score.softmax(dim=-1).flatten(2, 3)
     crossed = by_token(weight @ tape.memory.v, len(x)).flatten(2)
     tape.put(at, x1=x, cross_query=q, cross_weight=by_token(weight, len(x)), crossed=crossed)
-    return x + dropped(product(crossed, tape.weights.cross_o), mask_of(tape.masks.cross, at))
+    return x + masked(product(crossed, tape.weights.cross_o), mask_of(tape.masks.cross, at))
 
 
 def cross_attention_backward(
@@ -87,7 +87,7 @@ def cross_attention_backward(
 ) -> Tensor:
     """The gradient with respect to `cross_attention`'s x."""
     weight = by_lane(tape.get(at, "cross_weight"), shape.kv_heads)
-    d_cross = dropped(dy, mask_of(tape.masks.cross, at))
+    d_cross = masked(dy, mask_of(tape.masks.cross, at))
     d_crossed = product_backward(d_cross, tape.weights.cross_o)
     d_crossed = d_crossed.unflatten(-1, (-1, shape.head_width))
     d_weight = by_lane(d_crossed, shape.kv_heads) @ tape.memory.v.transpose(-1, -2)
@@ -109,13 +109,13 @@ def feed_forward(x: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     tape.put(at, x2=x, gate_up=gate_up)
     out = product(F.silu(gate) * up, tape.weights.down)
-    return x + dropped(out, mask_of(tape.masks.ffn, at))
+    return x + masked(out, mask_of(tape.masks.ffn, at))
 
 
 def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
     """The gradient with respect to `feed_forward`'s x."""
     gate, up = tape.get(at, "gate_up").chunk(2, dim=-1)
-    d_ffn = dropped(dy, mask_of(tape.masks.ffn, at))
+    d_ffn = masked(dy, mask_of(tape.masks.ffn, at))
     d_hidden = product_backward(d_ffn, tape.weights.down)
     open_ = gate.sigmoid()
     d_gate = d_hidden * up * open_ * (1 + gate * (1 - open_))
