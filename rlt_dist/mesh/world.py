@@ -60,11 +60,14 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     store = dist.HashStore() if size == 1 else None
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    mesh = DeviceMesh(device.type, list(range(size)), mesh_dim_names=("lanes",))
     try:
-        mesh = DeviceMesh(device.type, list(range(size)), mesh_dim_names=("lanes",))
         yield World(rank, size, device, mesh)
     finally:
         dist.destroy_process_group()
+        # A mesh holds its groups, which hold threads. One that is left when Python ends may still
+        # be letting go of a tensor, and aborts a run that had succeeded (torch 2.13, gloo).
+        mesh._pg_registry.clear()
 
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:

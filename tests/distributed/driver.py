@@ -4,7 +4,8 @@ In one process, `train(config)`. On several, every rank runs the same list of ca
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 driver.py CASES.json RESULTS
 
-CASES.json is a list of {"name", "kind", ...}; the leading rank writes RESULTS/NAME.pt for each.
+CASES.json is a list of {"name", "kind", ...}; the leading rank writes RESULTS/NAME.pt for each, and
+every rank RESULTS/left-RANK.json: the threads that are left when its world is closed.
 """
 
 import json
@@ -188,6 +189,12 @@ def told(action: Callable[[], object]) -> object:
         return {"message": str(error), "shared": error.shared}
 
 
+def gloo_threads() -> list[str]:
+    """Names of this process's threads that serve a process group."""
+    names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if "gloo" in name]
+
+
 KINDS = {"train": train_case, "errors": errors_case}
 
 
@@ -197,6 +204,7 @@ def main(cases: Path, results: Path) -> None:
             result = KINDS[case["kind"]](case, world)
             if world.leads:
                 torch.save(result, results / f"{case['name']}.pt")
+    (results / f"left-{world.rank}.json").write_text(json.dumps(gloo_threads()))
 
 
 if __name__ == "__main__":

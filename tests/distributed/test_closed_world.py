@@ -1,0 +1,11 @@
+"""A thread of a process group that outlives the run can abort it when Python ends."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_closed_world_leaves_no_thread_behind(on_two: Path, rank: int) -> None:
+    assert json.loads((on_two / f"left-{rank}.json").read_text()) == []
