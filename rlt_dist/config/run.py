@@ -97,6 +97,16 @@ class OpsConfig(Strict):
     compiled for the CPU; auto: native where it can be compiled, else python."""
 
 
+class RecomputeConfig(Strict):
+    """What backward computes again instead of keeping it; results stay the same up to rounding."""
+
+    decoder_chunk: PositiveInt | Literal["auto", "none"] = "auto"
+    """RLT's decoder in parts of so many tokens; none: everything is kept; auto: everything is
+    kept unless it takes more than the budget, else the longest parts that fit."""
+    budget_gib: PositiveFloat = 4.0
+    """GiB that auto lets the decoder take for the backward of one micro-batch on one rank."""
+
+
 _IDENTITY = (
     "model.",
     "data.lanes",
@@ -121,6 +131,7 @@ class RunConfig(Strict):
     train: TrainConfig
     validation: ValidationConfig = ValidationConfig()
     ops: OpsConfig = OpsConfig()
+    recompute: RecomputeConfig = RecomputeConfig()
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
 
     @property
@@ -152,6 +163,11 @@ class RunConfig(Strict):
             raise ValueError(
                 "carried state has no bound: set model.memory_len, or data.max_document "
                 "together with state.reset: document"
+            )
+        if self.ops.recurrence == "reference" and isinstance(self.recompute.decoder_chunk, int):
+            raise ValueError(
+                "ops.recurrence: reference keeps everything for backward; "
+                "set recompute.decoder_chunk to auto or none, or take another recurrence"
             )
         if self.schedule.warmup > self.train.steps:
             raise ValueError(

@@ -11,11 +11,18 @@ from rlt_dist.data.loader import Batch
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import Noise
+from rlt_dist.ops.recurrence.dispatch import Recurrence
 
 
 def parameter_dtype(config: RunConfig) -> torch.dtype:
     """Type of parameters, gradients and carried state: float32 also for bfloat16 products."""
     return torch.float64 if config.train.precision == "float64" else torch.float32
+
+
+def recurrence(config: RunConfig) -> Recurrence:
+    """How RLT's decoder is computed."""
+    chosen = config.recompute
+    return Recurrence(config.ops.recurrence, chosen.decoder_chunk, round(chosen.budget_gib * 2**30))
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:

@@ -12,7 +12,7 @@ from rlt_dist.checkpoint.run_folder import CONFIG, TOKENIZER
 from rlt_dist.config.load import load_typed, validate
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
-from rlt_dist.inference.forward import parameter_dtype
+from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.models.build import Model, build_model
 from rlt_dist.util.errors import UserError
 
@@ -55,8 +55,9 @@ def load_trained(path: Path, choices: dict[str, Any] | None = None) -> Trained:
     tokenizer = load_tokenizer(run_folder / TOKENIZER)
     if tokenizer.hash != facts.tokenizer:
         raise UserError(f"{run_folder / TOKENIZER}: is not the tokenizer that {folder} was made by")
-    dtype, recurrence = parameter_dtype(config), config.ops.recurrence
-    model = build_model(config.bounded_model, tokenizer.vocabulary, dtype, recurrence)
+    model = build_model(
+        config.bounded_model, tokenizer.vocabulary, parameter_dtype(config), recurrence(config)
+    )
     load_parameters(folder, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Trained(run_folder, facts.step, config, model.to(device).eval(), tokenizer)

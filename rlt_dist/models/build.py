@@ -6,7 +6,7 @@ from rlt_dist.config.model import ModelConfig, RltConfig
 from rlt_dist.models.initial import initialise
 from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
 from rlt_dist.models.transformer_xl.model import TransformerXL
-from rlt_dist.ops.recurrence.dispatch import Backend
+from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
 Model = RecurrentLoopedTransformer | TransformerXL
 """Both have forward (the composing function), nll, logits, empty_state, initial_distribution."""
@@ -16,12 +16,12 @@ def build_model(
     config: ModelConfig,
     vocabulary: int,
     dtype: torch.dtype = torch.float32,
-    recurrence: Backend = "auto",
+    recurrence: Recurrence = DEFAULT,
 ) -> Model:
     """The model on the CPU, its parameters allocated and not yet filled.
 
     Args:
-        recurrence: what runs the recurrent decoder; it changes no result.
+        recurrence: how the recurrent decoder is computed; it changes no result.
     """
     if isinstance(config, RltConfig):
         return RecurrentLoopedTransformer(config, vocabulary, recurrence).to(dtype)
@@ -33,7 +33,7 @@ def initial_model(
     vocabulary: int,
     seed: int,
     dtype: torch.dtype = torch.float32,
-    recurrence: Backend = "auto",
+    recurrence: Recurrence = DEFAULT,
 ) -> Model:
     """The model with the initial values that `seed` names."""
     model = build_model(config, vocabulary, dtype, recurrence)

@@ -20,12 +20,11 @@ from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import LaneLoader, lanes_of_rank
 from rlt_dist.data.stream import plan_lanes
 from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
-from rlt_dist.inference.forward import parameter_dtype
+from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State
-from rlt_dist.ops.recurrence.dispatch import backend
 from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
@@ -181,13 +180,14 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
 
 
 def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
-    backend(config.ops.recurrence, "cuda" if torch.cuda.is_available() else "cpu")
+    how = recurrence(config)
+    how.prepare("cuda" if torch.cuda.is_available() else "cpu")
     return initial_model(
         config.bounded_model,
         corpus.vocabulary,
         config.train.seed,
         parameter_dtype(config),
-        config.ops.recurrence,
+        how,
     )
 
 

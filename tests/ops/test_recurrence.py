@@ -18,7 +18,9 @@ from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.reach import segment_positions
 from rlt_dist.ops.recurrence import dispatch
 from rlt_dist.ops.recurrence.chunks import plan_chunks
+from rlt_dist.ops.recurrence.dispatch import Recurrence
 from rlt_dist.ops.recurrence.native import build
+from rlt_dist.ops.recurrence.parts import Choice
 from rlt_dist.ops.recurrence.problem import Operands, Plan
 from rlt_dist.ops.recurrence.reference import run_reference
 from rlt_dist.util.errors import UserError
@@ -36,6 +38,7 @@ class Case:
     options: dict[str, Any]
     tokens: int = 11
     segment: int = 4
+    recompute: Choice = "none"
     detached: bool = False
     document_share: float = 0.15
 
@@ -55,6 +58,7 @@ cases = st.builds(
         }
     ),
     segment=st.sampled_from([1, 3, 4, 11]),
+    recompute=st.sampled_from(["none", 1, 2, 3, 5]),
     detached=st.booleans(),
     document_share=st.sampled_from([0.0, 0.2]),
 )
@@ -67,7 +71,7 @@ def run(
     sizes = {"d_model": 16, "heads": 4, "ffn": 20, "encoder_layers": 2, "decoder_layers": 2}
     config = RltConfig.model_validate({**sizes, "alpha": 0.5, **case.options})
     model = initial_model(config, VOCABULARY, seed, dtype)
-    model.recurrence = backend
+    model.recurrence = Recurrence(backend, case.recompute)
     chance = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=chance, dtype=torch.float64)
@@ -141,7 +145,7 @@ def test_the_compiled_loop_gives_the_same_bits_on_one_thread_and_on_more(
             results = []
             for threads in (1, 2, 3):
                 torch.set_num_threads(threads)
-                s, windows = dispatch.backend("native", "cpu")(plan, operands)
+                s, windows = Recurrence("native").run(plan, operands)
                 results.append([s, *windows])
             assert all(map(torch.equal, results[0], results[1]))
             assert all(map(torch.equal, results[0], results[2]))
@@ -154,10 +158,10 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
     """An empty cache, and no library in memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build.library.cache_clear()
-    dispatch._native.cache_clear()
+    dispatch._loop.cache_clear()
     yield
     build.library.cache_clear()
-    dispatch._native.cache_clear()
+    dispatch._loop.cache_clear()
 
 
 @pytest.mark.usefixtures("nothing_compiled")
@@ -165,9 +169,9 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 def test_asking_for_what_cannot_be_compiled_is_an_error_and_auto_goes_on(monkeypatch, compiler):
     monkeypatch.setenv("CXX", compiler)
     with pytest.raises(UserError, match="compile"):
-        dispatch.backend("native", "cpu")
+        Recurrence("native").prepare("cpu")
     with pytest.warns(UserWarning, match="more slowly"):
-        assert dispatch.backend("auto", "cpu")
+        Recurrence().prepare("cpu")
 
 
 @pytest.mark.usefixtures("nothing_compiled")

@@ -11,8 +11,7 @@ from rlt_dist.models.rlt.layers import DecoderLayer, KeyValue, Segment
 from rlt_dist.models.rlt.pieces import Merge
 from rlt_dist.models.state import State
 from rlt_dist.ops.reach import newest
-from rlt_dist.ops.recurrence.chunks import plan_chunks
-from rlt_dist.ops.recurrence.dispatch import Run
+from rlt_dist.ops.recurrence.dispatch import Recurrence
 from rlt_dist.ops.recurrence.problem import (
     LayerMasks,
     Memory,
@@ -24,7 +23,7 @@ from rlt_dist.ops.recurrence.reference import boundary_after
 
 
 def decode(
-    run: Run,
+    recurrence: Recurrence,
     config: RltConfig,
     layers: nn.ModuleList,
     merge: Merge | None,
@@ -36,7 +35,7 @@ def decode(
     """Run the decoder over a segment.
 
     Args:
-        run: the backend.
+        recurrence: how it is computed.
         merge: None for RLT-0, which has no feedback.
         e: encoder outputs [b, T, d].
         memory: each group's carried entries followed by the segment's, [b, P + T, KV, d_head].
@@ -45,7 +44,7 @@ def decode(
         decoder outputs s [b, T, d], and the decoder's part of the state after the segment.
     """
     carried_in = state["decoder.0.k"].shape[1]
-    plan = _plan(config, merge, segment, memory, carried_in, e.shape)
+    plan = _plan(config, segment, memory, carried_in, e.shape)
     operands = Operands(
         e=e.transpose(0, 1),
         fed=None if merge is None else merge.inputs(e.transpose(0, 1), state),
@@ -53,7 +52,7 @@ def decode(
         windows=[_window(state, j, config.window - 1) for j in range(len(layers))],
         weights=[cast(DecoderLayer, layer).folded() for layer in layers],
     )
-    s, windows = run(plan, operands)
+    s, windows = recurrence.run(plan, operands)
     filled = min(config.window - 1, plan.carried + e.shape[1])
     carried = {
         f"decoder.{j}.{name}": newest(entries.transpose(0, 1), filled).contiguous()
@@ -69,7 +68,6 @@ def decode(
 
 def _plan(
     config: RltConfig,
-    merge: Merge | None,
     segment: Segment,
     memory: Sequence[KeyValue],
     carried: int,
@@ -86,13 +84,13 @@ def _plan(
         position=position,
         cos=cos,
         sin=sin,
-        chunks=plan_chunks(position, config.feedback),
+        feedback=config.feedback,
         past=memory[0].k.shape[1] - shape[1],
         carried=carried,
         reach=config.memory_len,
         groups=[j * config.memory_groups // config.decoder_layers for j in layers],
         masks=[_masks(segment, j, tuple(shape[1:])) for j in layers],
-        alpha=None if merge is None else config.alpha,
+        alpha=config.alpha,
     )
 
 

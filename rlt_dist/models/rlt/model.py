@@ -18,7 +18,7 @@ from rlt_dist.models.rlt.pieces import Memory, Merge
 from rlt_dist.models.state import State, counters
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.reach import newest, reach_mask, segment_positions
-from rlt_dist.ops.recurrence.dispatch import Backend, backend
+from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 from rlt_dist.ops.rotary import rotary_tables
 
 
@@ -29,7 +29,9 @@ class RecurrentLoopedTransformer(nn.Module):
     output).
     """
 
-    def __init__(self, config: RltConfig, vocabulary: int, recurrence: Backend = "auto") -> None:
+    def __init__(
+        self, config: RltConfig, vocabulary: int, recurrence: Recurrence = DEFAULT
+    ) -> None:
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.recurrence = recurrence
@@ -68,9 +70,8 @@ class RecurrentLoopedTransformer(nn.Module):
         segment = Segment(position, tables, dropout)
         e, encoder_state = self._encode(dropout(x, "embed"), segment, state)
         memory, memory_state = self._remember(e, segment, state)
-        run = backend(self.recurrence, x.device.type)
         s, decoder_state = decode(
-            run, self.config, self.decoder, self.merge, e, memory, segment, state
+            self.recurrence, self.config, self.decoder, self.merge, e, memory, segment, state
         )
         counts = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
         return s, counts | encoder_state | memory_state | decoder_state

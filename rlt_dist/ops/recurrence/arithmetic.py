@@ -1,5 +1,6 @@
 """Small functions that the steps are made of, each with its gradient."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -14,20 +15,16 @@ def product_backward(dy: Tensor, weight: Tensor) -> Tensor:
     return (dy.to(weight.dtype) @ weight).to(dy.dtype)
 
 
-def outer(dy: Tensor, x: Tensor) -> Tensor:
-    """The gradient of `product` with respect to the weight: the sum over all rows of dy x^T."""
-    return dy.flatten(0, -2).T @ x.flatten(0, -2)
+def normalise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """n = x / rms(x), and 1 / rms(x) [..., 1]."""
+    scale = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+    return x * scale, scale
 
 
-def normalise(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x)."""
-    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-
-
-def normalise_backward(dn: Tensor, x: Tensor, eps: float) -> Tensor:
-    """The gradient of `normalise`."""
-    scale = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-    return scale * (dn - x * (scale.square() * (dn * x).mean(dim=-1, keepdim=True)))
+def normalise_backward(dy: Tensor, dn: Tensor, n: Tensor, scale: Tensor) -> Tensor:
+    """dy plus the gradient with respect to x of `normalise`, dn being that of n."""
+    inner = torch.linalg.vecdot(dn, n).unsqueeze(-1)
+    return torch.addcmul(dy, scale, torch.addcmul(dn, n, inner, value=-1 / n.shape[-1]))
 
 
 def softmax_backward(dweight: Tensor, weight: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ class Chunks:
         length: int64 [K, B], its tokens; 0 where the lane has fewer chunks than others.
         fresh: bool [K, B], it starts at a chunk border (else the one carried in runs on).
         start: bool [K, B], it starts a document.
+        number: int64 [T, B], the chunk that each token is in.
     """
 
     tokens: int
@@ -56,9 +57,15 @@ class Chunks:
     length: Tensor
     fresh: Tensor
     start: Tensor
+    number: Tensor
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def last(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`first`, `fresh` and `start`, [B], of each lane's last chunk."""
+        at = (self.number[-1], torch.arange(self.number.shape[1], device=self.number.device))
+        return self.first[at], self.fresh[at], self.start[at]
 
     @cached_property
     def slots(self) -> list[Slots]:
@@ -96,4 +103,4 @@ def plan_chunks(position: Tensor, feedback: int) -> Chunks:
     first.scatter_reduce_(0, number, time, reduce="amin")
     length = torch.zeros_like(first).scatter_add_(0, number, torch.ones_like(number))
     start = position.gather(0, first) == 0
-    return Chunks(tokens, first, length, border.gather(0, first), start)
+    return Chunks(tokens, first, length, border.gather(0, first), start, number)

@@ -1,4 +1,4 @@
-"""The feedback around the layers on one chunk: what it is fed, and where gradients go back to."""
+"""The feedback around the layers: what chunks are fed, and where gradients go back to."""
 
 import torch
 from torch import Tensor
@@ -16,18 +16,30 @@ from rlt_dist.ops.recurrence.tape import FeedbackTape
 def enter(tape: FeedbackTape, chunks: Chunks, k: int, at: Slots) -> Tensor:
     """u [C, B, d] of chunk k."""
     e = at.get(tape.e)
-    if tape.inputs is None or tape.alpha is None:
+    if tape.inputs is None:
         return e
-    tape.r[k] = normalise(_boundary_state(tape, chunks, k), tape.eps)
+    h = tape.boundary_states(chunks.first[k], chunks.fresh[k], chunks.start[k])
+    tape.r[k], tape.r_scale[k] = normalise(h, tape.eps)
     tape.fed[k] = product(tape.r[k], tape.inputs.weight)
-    gate_h, value = tape.fed[k].chunk(2, dim=-1)
-    return e + tape.alpha * torch.sigmoid(at.get(tape.gate_e) + gate_h) * value
+    return _merge(e, at.get(tape.gate_e), tape.fed[k], tape.alpha)
+
+
+def enter_known(tape: FeedbackTape, chunks: Chunks, s: Tensor) -> Tensor:
+    """u [T, B, d] of all tokens at once, for outputs s [T, B, d] that an earlier pass found."""
+    tape.s[1:-1] = s
+    if tape.inputs is None:
+        return tape.e[:-1]
+    h = tape.boundary_states(chunks.first, chunks.fresh, chunks.start)
+    tape.r, tape.r_scale = normalise(h, tape.eps)
+    tape.fed = product(tape.r, tape.inputs.weight)
+    fed = tape.fed[chunks.number, torch.arange(s.shape[1], device=s.device)]
+    return _merge(tape.e[:-1], tape.gate_e[:-1], fed, tape.alpha)
 
 
 def enter_backward(tape: FeedbackTape, chunks: Chunks, k: int, at: Slots, du: Tensor) -> None:
-    """Pass the gradient of u on to e, to the gate, and to the state that was fed back."""
+    """Pass the gradient of chunk k's u on to e, to the gate, and to the state that was fed back."""
     at.put(tape.de, du)
-    if tape.inputs is None or tape.alpha is None:
+    if tape.inputs is None:
         return
     gate_h, value = tape.fed[k].chunk(2, dim=-1)
     gate = torch.sigmoid(at.get(tape.gate_e) + gate_h)
@@ -36,19 +48,10 @@ def enter_backward(tape: FeedbackTape, chunks: Chunks, k: int, at: Slots, du: Te
     at.put(tape.dgate_e, d_gate)
     tape.dfed[k] = torch.cat((d_gate.sum(dim=0), d_value.sum(dim=0)), dim=-1)
     dr = product_backward(tape.dfed[k], tape.inputs.weight)
-    dh = normalise_backward(dr, _boundary_state(tape, chunks, k), tape.eps)
-    fresh, start = chunks.fresh[k, :, None], chunks.start[k, :, None]
-    tape.dinitial += dh * (fresh & start)
-    tape.dboundary += dh * ~fresh
-    tape.ds[chunks.first[k], _lanes(dh)] += dh * (fresh & ~start)
+    dh = normalise_backward(torch.zeros_like(dr), dr, tape.r[k], tape.r_scale[k])
+    tape.hand_back(dh, chunks.first[k], chunks.fresh[k], chunks.start[k])
 
 
-def _boundary_state(tape: FeedbackTape, chunks: Chunks, k: int) -> Tensor:
-    """h [B, d]: s* at a document's start, else the output before the chunk, else the carried."""
-    before = tape.s[chunks.first[k], _lanes(tape.initial)]
-    fresh, start = chunks.fresh[k, :, None], chunks.start[k, :, None]
-    return torch.where(fresh, torch.where(start, tape.initial, before), tape.boundary)
-
-
-def _lanes(x: Tensor) -> Tensor:
-    return torch.arange(len(x), device=x.device)
+def _merge(e: Tensor, gate_e: Tensor, fed: Tensor, alpha: float) -> Tensor:
+    gate_h, value = fed.chunk(2, dim=-1)
+    return e + alpha * torch.sigmoid(gate_e + gate_h) * value

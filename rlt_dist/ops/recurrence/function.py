@@ -1,28 +1,29 @@
 """The autograd Function around a whole segment, and its loop in torch."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlt_dist.ops.recurrence import recompute
 from rlt_dist.ops.recurrence.feedback import enter, enter_backward
-from rlt_dist.ops.recurrence.gradients import gradients
-from rlt_dist.ops.recurrence.problem import Operands, Plan
+from rlt_dist.ops.recurrence.problem import Memory, Operands, Plan
 from rlt_dist.ops.recurrence.steps import layer_backward, layer_forward
 from rlt_dist.ops.recurrence.tape import Tape
 
-
-class Loop(NamedTuple):
-    """Two passes over a tape, chunk by chunk: forward, and backward of the activations."""
-
-    forward: Callable[[Tape], None]
-    backward: Callable[[Tape], None]
+MakeLoop = Callable[[Operands], recompute.Loop]
 
 
-def run_with(loop: Loop, plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]:
-    """Outputs s [T, B, d], and by layer the window after the segment."""
-    s, *windows = _Segment.apply(loop, plan, operands, *operands.flat())
+def run_with(
+    make: MakeLoop, length: int, plan: Plan, operands: Operands
+) -> tuple[Tensor, list[Tensor]]:
+    """Outputs s [T, B, d], and by layer the window after the segment.
+
+    Args:
+        length: tokens of a part that backward computes again; T: everything is kept.
+    """
+    s, *windows = _Segment.apply(make, length, plan, operands, *operands.flat())
     return s, windows
 
 
@@ -31,39 +32,47 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loop: Loop, plan: Plan, operands: Operands, *tensors: Tensor
+        ctx: Any, make: MakeLoop, length: int, plan: Plan, operands: Operands, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        tape = Tape(plan, operands.like(tensors))
-        loop.forward(tape)
-        ctx.loop, ctx.tape = loop, tape
-        return (tape.feedback.outputs(), *(layer.window_after() for layer in tape.layers))
+        operands = _with_contiguous_memories(operands.like(tensors))
+        s, after, ctx.parts = recompute.forward(make(operands), length, plan, operands)
+        ctx.make, ctx.operands, ctx.s = make, operands, s
+        # A view: an output that its own context holds would never be freed.
+        return (s.view_as(s), *after.windows)
 
     @staticmethod
     def backward(ctx: Any, ds: Tensor, *dwindows: Tensor) -> tuple[Any, ...]:
-        tape: Tape = ctx.tape
-        tape.feedback.begin_backward(ds)
-        for layer, dwindow in zip(tape.layers, dwindows, strict=True):
-            layer.begin_backward(dwindow)
-        ctx.loop.backward(tape)
-        return (None, None, None, *gradients(tape).flat())
+        loop = ctx.make(ctx.operands)
+        found = recompute.backward(loop, ctx.parts, ctx.operands, ctx.s, ds, dwindows)
+        return (None, None, None, None, *found.flat())
 
 
-def _forward(tape: Tape) -> None:
-    plan = tape.plan
-    for k, at in enumerate(plan.chunks.slots):
-        sight, x = plan.sight(at), enter(tape.feedback, plan.chunks, k, at)
-        for layer in tape.layers:
-            x = layer_forward(x, layer, at, sight, plan.shape)
-        at.put(tape.feedback.s[1:], x)
+def _with_contiguous_memories(operands: Operands) -> Operands:
+    """Memories as the loops read them, made so once for all layers and parts."""
+    memories = [Memory(k.contiguous(), v.contiguous()) for k, v in operands.memories]
+    return operands._replace(memories=memories)
 
 
-def _backward(tape: Tape) -> None:
-    plan = tape.plan
-    for k, at in reversed(list(enumerate(plan.chunks.slots))):
-        sight, dy = plan.sight(at), at.get(tape.feedback.ds[1:])
-        for layer in reversed(tape.layers):
-            dy = layer_backward(dy, layer, at, sight, plan.shape)
-        enter_backward(tape.feedback, plan.chunks, k, at, dy)
+class PythonLoop:
+    """The loop in torch."""
 
+    def __init__(self, operands: Operands) -> None:
+        """The tape has all that it needs of the operands."""
 
-PYTHON = Loop(_forward, _backward)
+    def forward(self, tape: Tape) -> None:
+        """Fill the tape."""
+        plan = tape.plan
+        for k, at in enumerate(plan.chunks.slots):
+            sight, x = plan.sight(at), enter(tape.feedback, plan.chunks, k, at)
+            for layer in tape.layers:
+                x = layer_forward(x, layer, at, sight, plan.shape)
+            at.put(tape.feedback.s[1:], x)
+
+    def backward(self, tape: Tape) -> None:
+        """Fill its gradients, those of activations only."""
+        plan = tape.plan
+        for k, at in reversed(list(enumerate(plan.chunks.slots))):
+            sight, dy = plan.sight(at), at.get(tape.feedback.ds[1:])
+            for layer in reversed(tape.layers):
+                dy = layer_backward(dy, layer, at, sight, plan.shape)
+            enter_backward(tape.feedback, plan.chunks, k, at, dy)

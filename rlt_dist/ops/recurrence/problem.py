@@ -1,7 +1,7 @@
 """What a backend is given: a plan, which has no gradient, and operands, which have."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.ops.reach import reach_mask
-from rlt_dist.ops.recurrence.chunks import Chunks, Slots
+from rlt_dist.ops.recurrence.chunks import Chunks, Slots, plan_chunks
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,43 @@ class Plan:
         shape: sizes.
         position: int64 [T, B], index of each token within its document.
         cos, sin: [T, B, 1, w / 2], rotary tables of those positions.
-        chunks: which tokens run together.
+        feedback: tokens of a chunk, which run together; 0: RLT-0, all of them.
         past: memory entries in front of the segment's own.
         carried: window entries that were carried in; the slots in front of them are empty.
         reach: farthest distance that cross-attention sees; None: the whole document.
         groups: for each layer, which memory it reads.
         masks: for each layer, its dropout masks.
-        alpha: weight of the fed-back state; None: RLT-0, no feedback.
+        alpha: weight of the fed-back state; RLT-0 has none.
     """
 
     shape: Shape
     position: Tensor
     cos: Tensor
     sin: Tensor
-    chunks: Chunks
+    feedback: int
     past: int
     carried: int
     reach: int | None
     groups: Sequence[int]
     masks: Sequence[LayerMasks]
-    alpha: float | None
+    alpha: float
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """Which tokens run together."""
+        return plan_chunks(self.position, self.feedback)
+
+    def part(self, tokens: slice) -> "Plan":
+        """The plan of some tokens, for which those before them are the past."""
+        return replace(
+            self,
+            position=self.position[tokens],
+            cos=self.cos[tokens],
+            sin=self.sin[tokens],
+            past=self.past + tokens.start,
+            carried=min(self.carried + tokens.start, self.shape.window - 1),
+            masks=[LayerMasks(*(m if m is None else m[tokens] for m in ms)) for ms in self.masks],
+        )
 
     def sight(self, at: Slots) -> Sight:
         """What the tokens of a chunk see."""
@@ -149,6 +166,19 @@ class FeedbackInputs(NamedTuple):
     boundary: Tensor
 
 
+class Border(NamedTuple):
+    """What a token needs of those before it.
+
+    Attributes:
+        windows: by layer, [W - 1, B, 2, KV, w], as in `Operands`.
+        s, boundary: [B, d], as in `FeedbackInputs`; of no meaning to RLT-0.
+    """
+
+    windows: Sequence[Tensor]
+    s: Tensor
+    boundary: Tensor
+
+
 class Operands(NamedTuple):
     """Everything that has a gradient.
 
@@ -165,6 +195,23 @@ class Operands(NamedTuple):
     memories: Sequence[Memory]
     windows: Sequence[Tensor]
     weights: Sequence[LayerWeights]
+
+    def part(self, tokens: slice, border: Border) -> "Operands":
+        """Those of some tokens; memories keep the entries of later ones, which nobody sees."""
+        fed = self.fed
+        if fed is not None:
+            fed = fed._replace(gate_e=fed.gate_e[tokens], s=border.s, boundary=border.boundary)
+        return self._replace(
+            e=self.e[tokens],
+            fed=fed,
+            windows=border.windows,
+        )
+
+    def before(self) -> Border:
+        """What the first token needs of those before it."""
+        empty = self.e.new_zeros(self.e.shape[1:])
+        s, boundary = (empty, empty) if self.fed is None else (self.fed.s, self.fed.boundary)
+        return Border(self.windows, s, boundary)
 
     def flat(self) -> list[Tensor]:
         """All tensors in one order, as autograd wants them."""

@@ -8,7 +8,6 @@ from rlt_dist.ops.noise import masked
 from rlt_dist.ops.recurrence.arithmetic import (
     by_lane,
     by_token,
-    normalise,
     product,
 )
 from rlt_dist.ops.recurrence.chunks import Slots
@@ -35,7 +34,7 @@ def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]
     s = operands.e[0] if fed is None else fed.s
     for k, at in enumerate(plan.chunks.slots):
         sight, x = plan.sight(at), at.get(e)
-        if fed is not None and plan.alpha is not None:
+        if fed is not None:
             h = boundary_state(plan, fed, k, s)
             x = merge(x, at.get(gate_e), h, fed.weight, plan.alpha, plan.shape.eps)
         for j, weights in enumerate(operands.weights):
@@ -57,12 +56,16 @@ def boundary_state(plan: Plan, fed: FeedbackInputs, k: int, s: Tensor) -> Tensor
 
 def boundary_after(plan: Plan, fed: FeedbackInputs, s: Tensor) -> Tensor:
     """The boundary state [B, d] of each lane's last chunk, which may run on in the next segment."""
-    before, lanes = torch.cat((fed.s[None], s)), torch.arange(s.shape[1], device=s.device)
-    boundary = fed.boundary
-    for k, length in enumerate(plan.chunks.length):
-        h = boundary_state(plan, fed, k, before[plan.chunks.first[k], lanes])
-        boundary = torch.where(length[:, None] > 0, h, boundary)
-    return boundary
+    first, fresh, start = plan.chunks.last()
+    before = torch.cat((fed.s[None], s))[first, torch.arange(s.shape[1], device=s.device)]
+    return torch.where(
+        fresh[:, None], torch.where(start[:, None], fed.initial, before), fed.boundary
+    )
+
+
+def normalise(x: Tensor, eps: float) -> Tensor:
+    """x / rms(x)."""
+    return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
 
 
 def merge(e: Tensor, gate_e: Tensor, h: Tensor, weight: Tensor, alpha: float, eps: float) -> Tensor:

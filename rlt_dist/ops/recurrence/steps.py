@@ -34,7 +34,8 @@ def mask_of(mask: Tensor | None, at: Slots) -> Tensor | None:
 
 def self_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
     """x plus attention over each token's last W entries, its own included."""
-    qkv = product(normalise(x, shape.eps), tape.weights.qkv).unflatten(-1, (-1, shape.head_width))
+    n, scale = normalise(x, shape.eps)
+    qkv = product(n, tape.weights.qkv).unflatten(-1, (-1, shape.head_width))
     q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=2)
     q, k = rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
     at.put(tape.own(tape.entries), torch.stack((k, v), dim=2))
@@ -42,7 +43,8 @@ def self_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: S
     grouped = q.unflatten(2, (shape.kv_heads, -1))
     weight = (grouped @ keys.transpose(-1, -2) + sight.window).softmax(dim=-1)
     attended = (weight @ values).flatten(2)
-    tape.put(at, x0=x, query=q, weight=weight.flatten(2, 3), attended=attended)
+    tape.put(at, attn_input=n, attn_scale=scale, query=q)
+    tape.put(at, weight=weight.flatten(2, 3), attended=attended)
     return x + masked(product(attended, tape.weights.o), mask_of(tape.masks.attn, at))
 
 
@@ -63,8 +65,8 @@ def self_attention_backward(
     dq = rotate((d_score @ keys).flatten(2, 3), sight.cos, -sight.sin)
     d_qkv = torch.cat((dq, rotate(dk, sight.cos, -sight.sin), dv), dim=2).flatten(2)
     tape.put(at, d_attn=d_attn, d_qkv=d_qkv)
-    d_normed = product_backward(d_qkv, tape.weights.qkv)
-    return dy + normalise_backward(d_normed, tape.get(at, "x0"), shape.eps)
+    d_n = product_backward(d_qkv, tape.weights.qkv)
+    return normalise_backward(dy, d_n, tape.get(at, "attn_input"), tape.get(at, "attn_scale"))
 
 
 # -- attention to the encoder memory -----------------------------------------------------------
@@ -72,13 +74,15 @@ def self_attention_backward(
 
 def cross_attention(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
     """x plus attention to the encoder memory."""
-    q = product(normalise(x, shape.eps), tape.weights.cross_q)
+    n, scale = normalise(x, shape.eps)
+    q = product(n, tape.weights.cross_q)
     q = rotate(q.unflatten(-1, (-1, shape.head_width)), sight.cos, sight.sin)
     score = by_lane(q, shape.kv_heads) @ tape.memory.k.transpose(-1, -2)
     score = score.unflatten(2, (len(x), -1)) + sight.memory
     weight = score.softmax(dim=-1).flatten(2, 3)
     crossed = by_token(weight @ tape.memory.v, len(x)).flatten(2)
-    tape.put(at, x1=x, cross_query=q, cross_weight=by_token(weight, len(x)), crossed=crossed)
+    tape.put(at, cross_input=n, cross_scale=scale, cross_query=q)
+    tape.put(at, cross_weight=by_token(weight, len(x)), crossed=crossed)
     return x + masked(product(crossed, tape.weights.cross_o), mask_of(tape.masks.cross, at))
 
 
@@ -96,8 +100,8 @@ def cross_attention_backward(
     d_cross_q = rotate(dq, sight.cos, -sight.sin).flatten(2)
     d_score = by_token(d_score, len(dy))
     tape.put(at, d_cross=d_cross, d_crossed=d_crossed, d_score=d_score, d_cross_q=d_cross_q)
-    d_normed = product_backward(d_cross_q, tape.weights.cross_q)
-    return dy + normalise_backward(d_normed, tape.get(at, "x1"), shape.eps)
+    d_n = product_backward(d_cross_q, tape.weights.cross_q)
+    return normalise_backward(dy, d_n, tape.get(at, "cross_input"), tape.get(at, "cross_scale"))
 
 
 # -- feed-forward ------------------------------------------------------------------------------
@@ -105,14 +109,15 @@ def cross_attention_backward(
 
 def feed_forward(x: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
     """x plus down(silu(gate) * up)."""
-    gate_up = product(normalise(x, shape.eps), tape.weights.gate_up)
+    n, scale = normalise(x, shape.eps)
+    gate_up = product(n, tape.weights.gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
-    tape.put(at, x2=x, gate_up=gate_up)
+    tape.put(at, ffn_input=n, ffn_scale=scale, gate_up=gate_up)
     out = product(F.silu(gate) * up, tape.weights.down)
     return x + masked(out, mask_of(tape.masks.ffn, at))
 
 
-def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
+def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots) -> Tensor:
     """The gradient with respect to `feed_forward`'s x."""
     gate, up = tape.get(at, "gate_up").chunk(2, dim=-1)
     d_ffn = masked(dy, mask_of(tape.masks.ffn, at))
@@ -121,8 +126,8 @@ def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots, shape: Shape) 
     d_gate = d_hidden * up * open_ * (1 + gate * (1 - open_))
     d_gate_up = torch.cat((d_gate, d_hidden * gate * open_), dim=-1)
     tape.put(at, d_ffn=d_ffn, d_gate_up=d_gate_up)
-    d_normed = product_backward(d_gate_up, tape.weights.gate_up)
-    return dy + normalise_backward(d_normed, tape.get(at, "x2"), shape.eps)
+    d_n = product_backward(d_gate_up, tape.weights.gate_up)
+    return normalise_backward(dy, d_n, tape.get(at, "ffn_input"), tape.get(at, "ffn_scale"))
 
 
 # -- the layer ---------------------------------------------------------------------------------
@@ -137,6 +142,6 @@ def layer_forward(x: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Sh
 
 def layer_backward(dy: Tensor, tape: LayerTape, at: Slots, sight: Sight, shape: Shape) -> Tensor:
     """The gradient with respect to `layer_forward`'s x."""
-    dy = feed_forward_backward(dy, tape, at, shape)
+    dy = feed_forward_backward(dy, tape, at)
     dy = cross_attention_backward(dy, tape, at, sight, shape)
     return self_attention_backward(dy, tape, at, sight, shape)

@@ -1,27 +1,44 @@
 """What a pass over a segment leaves for its backward: preallocated buffers, time first.
 
-Buffers of tokens have T + 1 slots, the last for padding. They start as zeros, so what padding holds
-and what no token attends to stay zero. The loop in torch and the compiled one use the same buffers.
+Buffers of tokens have T + 1 slots, the last for padding. The loop in torch and the compiled one use
+the same buffers.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
 
 from rlt_dist.ops.recurrence.chunks import Slots
-from rlt_dist.ops.recurrence.problem import (
-    LayerMasks,
-    Memory,
-    Operands,
-    Plan,
-    padded,
-)
+from rlt_dist.ops.recurrence.problem import Border, LayerMasks, Memory, Operands, Plan, padded
+
+_SPARSE = ("weight", "cross_weight", "d_score")
+"""Kept by token and by entry: what a token does not attend to is never written and stays zero."""
+
+
+class Store:
+    """Memory for tapes that follow one another: the next takes the place of the one before."""
+
+    def __init__(self) -> None:
+        self._flat: dict[tuple[int, str], Tensor] = {}
+
+    def take(self, layer: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A tensor of that shape, of `like`'s type and place: zeros if `_SPARSE`, else anything."""
+        flat, size = self._flat.get((layer, name)), prod(shape)
+        if flat is None or len(flat) < size:
+            flat = self._flat[layer, name] = like.new_empty(size)
+        taken = flat[:size].view(shape)
+        return taken.zero_() if name in _SPARSE else taken
 
 
 class LayerTape:
     """One layer's buffers.
 
     Attributes:
-        weights, memory, masks: the layer's; masks [T + 1, B, d].
+        weights, masks: the layer's; masks [T + 1, B, d].
+        memory: the entries that tokens may see, the first of `memory_rows`.
         entries: keys and values [W + T, B, 2, KV, w]: W - 1 carried in, then the tokens'.
         dentries: their gradients.
         kept: by name, activations [T + 1, B, ...] and, in backward, gradients.
@@ -29,10 +46,11 @@ class LayerTape:
 
     dentries: Tensor
 
-    def __init__(self, plan: Plan, operands: Operands, layer: int) -> None:
+    def __init__(self, plan: Plan, operands: Operands, layer: int, store: Store) -> None:
         self.weights = operands.weights[layer]
-        memory = operands.memories[plan.groups[layer]]
-        self.memory = Memory(memory.k.contiguous(), memory.v.contiguous())
+        memory, seen = operands.memories[plan.groups[layer]], plan.past + plan.chunks.tokens
+        self.memory = Memory(memory.k[:, :, :seen], memory.v[:, :, :seen])
+        self.memory_rows = memory.k.shape[2]
         masks = plan.masks[layer]
         self.masks = LayerMasks(*(mask if mask is None else padded(mask) for mask in masks))
         window = operands.windows[layer]
@@ -40,7 +58,7 @@ class LayerTape:
         self.entries = torch.cat((window, room))
         self._tokens, self._window = plan.chunks.tokens, plan.shape.window
         self._sizes = _sizes(plan, operands, layer)
-        self._template = operands.e
+        self._layer, self._store, self._template = layer, store, operands.e
         self.kept = self._allocate(forward=True)
 
     def begin_backward(self, dwindow: Tensor) -> None:
@@ -85,6 +103,9 @@ class LayerTape:
     def add_to_windows(self, at: Slots, dk: Tensor, dv: Tensor) -> None:
         """Add gradients [C, B, KV, W, w] to the entries that each token saw."""
         both = torch.stack((dk, dv), dim=2)
+        if at.index is None and at.count == 1:  # RLT-1, all of whose tokens come this way
+            self.dentries[at.first : at.first + self._window] += both[0].permute(3, 0, 1, 2, 4)
+            return
         for slot in range(self._window):
             entries = self.dentries[slot:]
             at.put(entries, at.get(entries) + both[..., slot, :])
@@ -92,31 +113,36 @@ class LayerTape:
     def _allocate(self, *, forward: bool) -> dict[str, Tensor]:
         lanes = self._template.shape[1]
         return {
-            name: self._template.new_zeros(self._tokens + 1, lanes, *size)
+            name: self._store.take(
+                self._layer, name, (self._tokens + 1, lanes, *size), self._template
+            )
             for name, size in self._sizes.items()
             if name.startswith("d_") != forward
         }
 
 
 def _sizes(plan: Plan, operands: Operands, layer: int) -> dict[str, tuple[int, ...]]:
-    """What is kept of a token: activations, and gradients under names that begin with d_."""
+    """What is kept of a token: activations, and gradients under names that begin with d_.
+
+    A sublayer's input is kept normalised, with the 1 / rms that made it so.
+    """
     shape, weights = plan.shape, operands.weights[layer]
-    d, queries, memory = (
-        operands.e.shape[2],
-        shape.heads * shape.head_width,
-        operands.memories[0].k.shape[2],
-    )
+    d, queries = operands.e.shape[2], shape.heads * shape.head_width
+    memory = plan.past + plan.chunks.tokens
     heads = (shape.heads, shape.head_width)
     return {
-        "x0": (d,),
+        "attn_input": (d,),
+        "attn_scale": (1,),
         "query": heads,
         "weight": (shape.heads, shape.window),
         "attended": (queries,),
-        "x1": (d,),
+        "cross_input": (d,),
+        "cross_scale": (1,),
         "cross_query": heads,
         "cross_weight": (shape.heads, memory),
         "crossed": (queries,),
-        "x2": (d,),
+        "ffn_input": (d,),
+        "ffn_scale": (1,),
         "gate_up": (len(weights.gate_up),),
         "d_attn": (d,),
         "d_qkv": (len(weights.qkv),),
@@ -129,13 +155,26 @@ def _sizes(plan: Plan, operands: Operands, layer: int) -> dict[str, tuple[int, .
     }
 
 
+def bytes_of_token(plan: Plan, operands: Operands) -> int:
+    """Bytes that a token of all lanes takes on a tape, backward's included, in all layers."""
+    lanes, size = operands.e.shape[1], operands.e.element_size()
+    of_layers = (_sizes(plan, operands, layer).values() for layer in range(len(plan.groups)))
+    return lanes * size * sum(prod(shape) for shapes in of_layers for shape in shapes)
+
+
+def bytes_of_border(operands: Operands) -> int:
+    """Bytes that are kept at a border between parts."""
+    return sum(window.nbytes for window in operands.windows)
+
+
 class FeedbackTape:
     """The feedback's buffers.
 
     Attributes:
         e, gate_e: [T + 1, B, d].
         s: [T + 2, B, d]; slot 0 was carried in, token t stands at t + 1.
-        r, fed: [K, B, d] and [K, B, 2 d]: by chunk, h / rms(h) and its product with the weight.
+        r, r_scale, fed: [K, B, d | 1 | 2 d], by chunk: h / rms(h), 1 / rms(h), and r's product with
+            the weight.
         ds, de, dgate_e, dfed, dinitial, dboundary: gradients.
     """
 
@@ -148,6 +187,7 @@ class FeedbackTape:
 
     def __init__(self, plan: Plan, operands: Operands) -> None:
         self.inputs, self.alpha, self.eps = operands.fed, plan.alpha, plan.shape.eps
+        self._chunks = plan.chunks
         self.e = padded(operands.e)
         self.s = self.e.new_zeros(len(self.e) + 1, *self.e.shape[1:])
         if self.inputs is not None:
@@ -156,27 +196,75 @@ class FeedbackTape:
             self.initial = self.inputs.initial.contiguous()
             self.boundary = self.inputs.boundary.contiguous()
             chunks, (lanes, d) = len(plan.chunks), self.e.shape[1:]
-            self.r = self.e.new_zeros(chunks, lanes, d)
+            self.r, self.r_scale = (self.e.new_zeros(chunks, lanes, n) for n in (d, 1))
             self.fed = self.e.new_zeros(chunks, lanes, 2 * d)
 
-    def begin_backward(self, ds: Tensor) -> None:
-        """Make room for gradients; `ds` [T, B, d] is that of the outputs."""
+    def begin_backward(self, ds: Tensor, after: Border) -> None:
+        """Make room for gradients, given those of the outputs [T, B, d] and of what comes after."""
         self.ds, self.de = torch.zeros_like(self.s), torch.zeros_like(self.e)
         self.ds[1:-1] = ds
+        self.ds[-2] += after.s
         if self.inputs is not None:
             self.dgate_e, self.dfed = torch.zeros_like(self.e), torch.zeros_like(self.fed)
             self.dinitial = torch.zeros_like(self.initial)
             self.dboundary = torch.zeros_like(self.boundary)
+            self.hand_back(after.boundary, *self._chunks.last())
+
+    # A chunk's boundary state h is s* at a document's start, else the output before the chunk's
+    # first token, else (where the chunk runs on from before the segment) the one carried in.
+
+    def boundary_states(self, first: Tensor, fresh: Tensor, start: Tensor) -> Tensor:
+        """h [..., B, d] of chunks, given by the facts [..., B] that `Chunks` has of them."""
+        before = self.s[first, torch.arange(first.shape[-1], device=first.device)]
+        fresh, start = fresh[..., None], start[..., None]
+        return torch.where(fresh, torch.where(start, self.initial, before), self.boundary)
+
+    def hand_back(self, dh: Tensor, first: Tensor, fresh: Tensor, start: Tensor) -> None:
+        """Add the gradient [B, d] of a boundary state to what it came from."""
+        fresh, start = fresh[:, None], start[:, None]
+        self.dinitial += dh * (fresh & start)
+        self.dboundary += dh * ~fresh
+        self.ds[first, torch.arange(len(first), device=first.device)] += dh * (fresh & ~start)
 
     def outputs(self) -> Tensor:
         """[T, B, d]"""
         return self.s[1:-1]
 
 
+@dataclass(frozen=True)
 class Tape:
-    """Everything that a pass over a segment keeps."""
+    """Everything that a pass over a segment, or over a part of one, keeps."""
 
-    def __init__(self, plan: Plan, operands: Operands) -> None:
-        self.plan = plan
-        self.layers = [LayerTape(plan, operands, layer) for layer in range(len(plan.groups))]
-        self.feedback = FeedbackTape(plan, operands)
+    plan: Plan
+    layers: Sequence[LayerTape]
+    feedback: FeedbackTape
+
+    @classmethod
+    def blank(cls, plan: Plan, operands: Operands, store: Store) -> "Tape":
+        """A tape with nothing on it yet."""
+        layers = [LayerTape(plan, operands, layer, store) for layer in range(len(plan.groups))]
+        return cls(plan, layers, FeedbackTape(plan, operands))
+
+    def without_feedback(self, u: Tensor) -> "Tape":
+        """The same layers, which are given u [T, B, d] for all tokens at once, as in RLT-0."""
+        plan = replace(self.plan, feedback=0)
+        feedback = FeedbackTape(plan, Operands(u, None, (), (), ()))
+        return Tape(plan, self.layers, feedback)
+
+    def after(self) -> Border:
+        """What the token behind the last one needs."""
+        windows, s = [layer.window_after() for layer in self.layers], self.feedback.s[-2]
+        if self.feedback.inputs is None:
+            return Border(windows, s, s)
+        return Border(windows, s, self.feedback.boundary_states(*self.plan.chunks.last()))
+
+    def begin_backward(self, ds: Tensor, after: Border) -> None:
+        """Make room for gradients, given those of the outputs [T, B, d] and of `after`."""
+        self.feedback.begin_backward(ds, after)
+        for layer, dwindow in zip(self.layers, after.windows, strict=True):
+            layer.begin_backward(dwindow)
+
+    def gradient_before(self) -> Border:
+        """The gradient of what came from before the first token, when backward is through."""
+        windows, ds = [layer.dwindow_before() for layer in self.layers], self.feedback.ds[0]
+        return Border(windows, ds, ds if self.feedback.inputs is None else self.feedback.dboundary)

@@ -83,11 +83,10 @@ template <class F> inline F normalise(const F *x, F *y, int d, F eps) {
   return scale;
 }
 
-// dx += the gradient of `normalise` with respect to x.
-template <class F> inline void normalise_backward(const F *dn, const F *x, F eps, F *dx, int d) {
-  F scale = 1 / std::sqrt(dot(x, x, d) / d + eps);
-  F inner = scale * scale * dot(dn, x, d) / d;
-  for (int i = 0; i < d; i++) dx[i] += scale * (dn[i] - x[i] * inner);
+// dx += the gradient of `normalise` with respect to x, for its results n and scale.
+template <class F> inline void normalise_backward(const F *dn, const F *n, F scale, F *dx, int d) {
+  F inner = dot(dn, n, d) / d;
+  for (int i = 0; i < d; i++) dx[i] += scale * (dn[i] - n[i] * inner);
 }
 
 // (a, b) -> (a cos - b sin, b cos + a sin) for every head; direction -1 is the gradient.

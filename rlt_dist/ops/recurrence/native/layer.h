@@ -8,7 +8,7 @@
 // Sizes, and what is alike for all layers. Ranges replace masks: a token attends to the window
 // slots from `window_from` and the memory entries from `memory_from`, up to its own.
 template <class F> struct Segment {
-  int32_t tokens, lanes, d, heads, kv_heads, width, window, ffn, memory, past;
+  int32_t tokens, lanes, d, heads, kv_heads, width, window, ffn, memory, memory_rows, past;
   F eps;
   const F *cos, *sin;                         // [T, B, width / 2]
   const int32_t *window_from, *memory_from;   // [T, B]
@@ -18,13 +18,13 @@ template <class F> struct Segment {
 template <class F> struct Layer {
   Packed<F> qkv, o, cross_q, cross_o, gate_up, down;
   Packed<F> qkv_t, o_t, cross_q_t, cross_o_t, gate_up_t, down_t;
-  const F *memory_k, *memory_v;               // [B, KV, M, w]
+  const F *memory_k, *memory_v;               // the first M of [B, KV, memory_rows, w]
   const F *attn_mask, *cross_mask, *ffn_mask; // [T, B, d] or null
   F *entries, *dentries;                      // [W - 1 + T, B, 2, KV, w]
   // Kept for backward, and by it for the weight gradients.
-  F *x0, *query, *weight, *attended;            // [T, B, d | H w | H W | H w]
-  F *x1, *cross_query, *cross_weight, *crossed; // [T, B, d | H w | H M | H w]
-  F *x2, *gate_up_kept;                         // [T, B, d | 2 f]
+  F *attn_input, *attn_scale, *query, *weight, *attended;             // [T, B, d | 1 | H w | H W | H w]
+  F *cross_input, *cross_scale, *cross_query, *cross_weight, *crossed; // [T, B, d | 1 | H w | H M | H w]
+  F *ffn_input, *ffn_scale, *gate_up_kept;                             // [T, B, d | 1 | 2 f]
   F *d_attn, *d_qkv;                            // [T, B, d | (H + 2 KV) w]
   F *d_cross, *d_cross_q, *d_crossed, *d_score; // [T, B, d | H w | H w | H M]
   F *d_ffn, *d_gate_up;                         // [T, B, d | 2 f]
@@ -40,6 +40,23 @@ template <class F> struct Scratch {
 };
 
 template <class F> inline void copy(F *to, const F *from, int n) { std::memcpy(to, from, n * sizeof(F)); }
+
+// A sublayer's input, normalised; it is kept together with the scales that made it so.
+template <class F>
+inline void normalise_rows(const Segment<F> &s, const F *x, F *kept, F *scale, F *out, const int *rows, int n) {
+  for (int i = 0; i < n; i++) {
+    scale[rows[i]] = normalise(x + (int64_t)i * s.d, out + (int64_t)i * s.d, s.d, s.eps);
+    copy(kept + (int64_t)rows[i] * s.d, out + (int64_t)i * s.d, s.d);
+  }
+}
+
+// dx += its gradient.
+template <class F>
+inline void normalise_rows_backward(const Segment<F> &s, const F *dn, int stride, const F *kept, const F *scale, F *dx,
+                                    const int *rows, int n) {
+  for (int i = 0; i < n; i++)
+    normalise_backward(dn + (int64_t)i * stride, kept + (int64_t)rows[i] * s.d, scale[rows[i]], dx + (int64_t)i * s.d, s.d);
+}
 
 // x += mask * y, row by row.
 template <class F>
@@ -65,10 +82,7 @@ template <class F>
 void self_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *rows, int n, Scratch<F> &a) {
   const int queries = s.heads * s.width, keys = s.kv_heads * s.width, stride = l.qkv.stride();
   const int entry = 2 * keys, repeat = s.heads / s.kv_heads;
-  for (int i = 0; i < n; i++) {
-    copy(l.x0 + (int64_t)rows[i] * s.d, x + (int64_t)i * s.d, s.d);
-    normalise(x + (int64_t)i * s.d, &a.normed[(int64_t)i * s.d], s.d, s.eps);
-  }
+  normalise_rows(s, x, l.attn_input, l.attn_scale, a.normed.data(), rows, n);
   product(l.qkv, a.normed.data(), n, a.wide.data());
   for (int i = 0; i < n; i++) {
     F *q = &a.wide[(int64_t)i * stride];
@@ -131,9 +145,7 @@ void self_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, cons
     copy(&a.normed[(int64_t)i * total], dqkv, total);
   }
   product(l.qkv_t, a.normed.data(), n, a.narrow.data());
-  for (int i = 0; i < n; i++)
-    normalise_backward(&a.narrow[(int64_t)i * l.qkv_t.stride()], l.x0 + (int64_t)rows[i] * s.d, s.eps,
-                       dx + (int64_t)i * s.d, s.d);
+  normalise_rows_backward(s, a.narrow.data(), l.qkv_t.stride(), l.attn_input, l.attn_scale, dx, rows, n);
 }
 
 // -- attention to the encoder memory -----------------------------------------------------------
@@ -141,10 +153,7 @@ void self_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, cons
 template <class F>
 void cross_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *rows, int n, Scratch<F> &a) {
   const int queries = s.heads * s.width, repeat = s.heads / s.kv_heads, stride = l.cross_q.stride();
-  for (int i = 0; i < n; i++) {
-    copy(l.x1 + (int64_t)rows[i] * s.d, x + (int64_t)i * s.d, s.d);
-    normalise(x + (int64_t)i * s.d, &a.normed[(int64_t)i * s.d], s.d, s.eps);
-  }
+  normalise_rows(s, x, l.cross_input, l.cross_scale, a.normed.data(), rows, n);
   product(l.cross_q, a.normed.data(), n, a.wide.data());
   for (int i = 0; i < n; i++) {
     const int lane = rows[i] % s.lanes, from = s.memory_from[rows[i]], to = s.past + rows[i] / s.lanes + 1;
@@ -154,7 +163,7 @@ void cross_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *ro
     copy(l.cross_query + (int64_t)rows[i] * queries, query, queries);
     std::memset(out, 0, queries * sizeof(F));
     for (int h = 0; h < s.heads; h++) {
-      const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory * s.width;
+      const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory_rows * s.width;
       F *weight = l.cross_weight + ((int64_t)rows[i] * s.heads + h) * s.memory;
       for (int j = from; j < to; j++)
         weight[j] = dot(query + h * s.width, l.memory_k + base + (int64_t)j * s.width, s.width);
@@ -180,7 +189,7 @@ void cross_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, con
     copy(l.d_crossed + (int64_t)rows[i] * queries, dout, queries);
     std::memset(dq, 0, queries * sizeof(F));
     for (int h = 0; h < s.heads; h++) {
-      const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory * s.width;
+      const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory_rows * s.width;
       const F *weight = l.cross_weight + ((int64_t)rows[i] * s.heads + h) * s.memory;
       F *dscore = l.d_score + ((int64_t)rows[i] * s.heads + h) * s.memory;
       for (int j = from; j < to; j++)
@@ -194,9 +203,7 @@ void cross_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, con
     copy(&a.normed[(int64_t)i * queries], dq, queries);
   }
   product(l.cross_q_t, a.normed.data(), n, a.narrow.data());
-  for (int i = 0; i < n; i++)
-    normalise_backward(&a.narrow[(int64_t)i * l.cross_q_t.stride()], l.x1 + (int64_t)rows[i] * s.d, s.eps,
-                       dx + (int64_t)i * s.d, s.d);
+  normalise_rows_backward(s, a.narrow.data(), l.cross_q_t.stride(), l.cross_input, l.cross_scale, dx, rows, n);
 }
 
 // -- feed-forward ------------------------------------------------------------------------------
@@ -204,10 +211,7 @@ void cross_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, con
 template <class F>
 void feed_forward(const Segment<F> &s, const Layer<F> &l, F *x, const int *rows, int n, Scratch<F> &a) {
   const int stride = l.gate_up.stride();
-  for (int i = 0; i < n; i++) {
-    copy(l.x2 + (int64_t)rows[i] * s.d, x + (int64_t)i * s.d, s.d);
-    normalise(x + (int64_t)i * s.d, &a.normed[(int64_t)i * s.d], s.d, s.eps);
-  }
+  normalise_rows(s, x, l.ffn_input, l.ffn_scale, a.normed.data(), rows, n);
   product(l.gate_up, a.normed.data(), n, a.wide.data());
   for (int i = 0; i < n; i++) {
     const F *gate = &a.wide[(int64_t)i * stride], *up = gate + s.ffn;
@@ -235,7 +239,5 @@ void feed_forward_backward(const Segment<F> &s, const Layer<F> &l, F *dx, const 
     copy(&a.normed[(int64_t)i * 2 * s.ffn], dgate, 2 * s.ffn);
   }
   product(l.gate_up_t, a.normed.data(), n, a.narrow.data());
-  for (int i = 0; i < n; i++)
-    normalise_backward(&a.narrow[(int64_t)i * l.gate_up_t.stride()], l.x2 + (int64_t)rows[i] * s.d, s.eps,
-                       dx + (int64_t)i * s.d, s.d);
+  normalise_rows_backward(s, a.narrow.data(), l.gate_up_t.stride(), l.ffn_input, l.ffn_scale, dx, rows, n);
 }

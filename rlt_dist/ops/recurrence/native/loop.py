@@ -1,31 +1,33 @@
 """The compiled loop's passes over a tape: structs that mirror layer.h and segment.cpp."""
 
 from ctypes import Structure, byref, c_double, c_float, c_int32, c_void_p
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlt_dist.ops.recurrence.function import Loop
 from rlt_dist.ops.recurrence.native.build import library
-from rlt_dist.ops.recurrence.problem import LayerMasks, LayerWeights, Memory
+from rlt_dist.ops.recurrence.problem import LayerMasks, LayerWeights, Memory, Operands
 from rlt_dist.ops.recurrence.tape import FeedbackTape, LayerTape, Tape
 
 _PANEL_BYTES = 256
 """Bytes of a packed row of a panel: four vectors of 64 bytes (kernels.h)."""
 
 _ACTIVATIONS = [
-    "x0",
+    "attn_input",
+    "attn_scale",
     "query",
     "weight",
     "attended",
-    "x1",
+    "cross_input",
+    "cross_scale",
     "cross_query",
     "cross_weight",
     "crossed",
-    "x2",
+    "ffn_input",
+    "ffn_scale",
     "gate_up",
 ]
 _GRADIENTS = [
@@ -46,6 +48,7 @@ _FEEDBACK = [
     "s",
     "ds",
     "r",
+    "r_scale",
     "fed",
     "dfed",
     "de",
@@ -90,6 +93,7 @@ def _structs(real: Any) -> tuple[type[Structure], type[Structure]]:
         "window",
         "ffn",
         "memory",
+        "memory_rows",
         "past",
     ]
     tables = ["cos", "sin", "window_from", "memory_from"]
@@ -112,19 +116,67 @@ def _structs(real: Any) -> tuple[type[Structure], type[Structure]]:
     return Segment, Feedback
 
 
+class _Packs:
+    """Weights [out, in], or their transposes, in panels [out / n][in][n], zeros beyond out."""
+
+    def __init__(self, operands: Operands, *, transposed: bool) -> None:
+        self._held: list[Tensor] = []
+        self._transposed = transposed
+        self.layers = [
+            {name: self._pack(weight) for name, weight in weights._asdict().items()}
+            for weights in operands.weights
+        ]
+        self.feedback = None if operands.fed is None else self._pack(operands.fed.weight)
+
+    def _pack(self, weight: Tensor) -> _Packed:
+        weight = weight.T if self._transposed else weight
+        outputs, inputs = weight.shape
+        columns = _PANEL_BYTES // weight.element_size()
+        panels = F.pad(weight, (0, 0, 0, -outputs % columns)).view(-1, columns, inputs)
+        self._held.append(panels.transpose(1, 2).contiguous())
+        return _Packed(self._held[-1].data_ptr(), inputs, outputs)
+
+
+class NativeLoop:
+    """The compiled loop; weights are packed once for all passes over a segment."""
+
+    def __init__(self, operands: Operands) -> None:
+        """Raises TypeError where they are neither float32 nor float64."""
+        dtype = operands.e.dtype
+        if dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"the compiled recurrence computes in float32 or float64, not {dtype}")
+        self._operands = operands
+
+    def forward(self, tape: Tape) -> None:
+        """Fill the tape."""
+        _Call(tape, self._forward_packs, backward=False).run()
+
+    def backward(self, tape: Tape) -> None:
+        """Fill its gradients, those of activations only."""
+        _Call(tape, self._backward_packs, backward=True).run()
+
+    @cached_property
+    def _forward_packs(self) -> _Packs:
+        return _Packs(self._operands, transposed=False)
+
+    @cached_property
+    def _backward_packs(self) -> _Packs:
+        return _Packs(self._operands, transposed=True)
+
+
 class _Call:
     """Structs for one call, and the tensors that they point into."""
 
-    def __init__(self, tape: Tape, *, backward: bool) -> None:
+    def __init__(self, tape: Tape, packs: _Packs, *, backward: bool) -> None:
         self._held: list[Tensor] = []
-        self._backward = backward
-        dtype = tape.feedback.e.dtype
-        if dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the compiled recurrence computes in float32 or float64, not {dtype}")
-        self._double = dtype == torch.float64
+        self._packs, self._backward = packs, backward
+        self._double = tape.feedback.e.dtype == torch.float64
         segment, feedback = _structs(c_double if self._double else c_float)
         self.segment = self._segment(segment(), tape)
-        self.layers = (_Layer * len(tape.layers))(*(self._layer(layer) for layer in tape.layers))
+        layers = [
+            self._layer(*of_layer) for of_layer in zip(tape.layers, packs.layers, strict=True)
+        ]
+        self.layers = (_Layer * len(layers))(*layers)
         self.feedback = self._feedback(feedback(), tape.feedback)
         self.chunks = self._chunks(tape)
 
@@ -146,30 +198,23 @@ class _Call:
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
-    def _pack(self, weight: Tensor) -> _Packed:
-        """A weight [out, in] in panels [ceil(out / n)][in][n], zeros beyond out."""
-        outputs, inputs = weight.shape
-        columns = _PANEL_BYTES // weight.element_size()
-        panels = F.pad(weight, (0, 0, 0, -outputs % columns)).view(-1, columns, inputs)
-        return _Packed(self._hold(panels.transpose(1, 2)), inputs, outputs)
-
     def _segment(self, segment: Any, tape: Tape) -> Any:
         plan, (_, lanes, d) = tape.plan, tape.feedback.e.shape
         shape, memory = plan.shape, tape.layers[0].memory.k.shape[2]
         sizes = (plan.chunks.tokens, lanes, d, shape.heads, shape.kv_heads, shape.head_width)
         ffn = tape.layers[0].weights.down.shape[1]
+        rows = tape.layers[0].memory_rows
         window_from, memory_from = plan.ranges()
-        segment.__init__(*sizes, shape.window, ffn, memory, plan.past, shape.eps)
+        segment.__init__(*sizes, shape.window, ffn, memory, rows, plan.past, shape.eps)
         segment.cos, segment.sin = self._hold(plan.cos), self._hold(plan.sin)
         segment.window_from = self._hold(window_from.to(torch.int32))
         segment.memory_from = self._hold(memory_from.to(torch.int32))
         return segment
 
-    def _layer(self, tape: LayerTape) -> _Layer:
+    def _layer(self, tape: LayerTape, packs: dict[str, _Packed]) -> _Layer:
         layer = _Layer(entries=tape.entries.data_ptr())
-        for name, weight in tape.weights._asdict().items():
-            suffix, packed = ("_t", weight.T) if self._backward else ("", weight)
-            setattr(layer, name + suffix, self._pack(packed))
+        for name, packed in packs.items():
+            setattr(layer, f"{name}_t" if self._backward else name, packed)
         for name, tensor in tape.memory._asdict().items():
             setattr(layer, f"memory_{name}", tensor.data_ptr())
         for name, mask in tape.masks._asdict().items():
@@ -185,11 +230,9 @@ class _Call:
         for name in _FEEDBACK:
             if hasattr(tape, name):
                 setattr(feedback, name, getattr(tape, name).data_ptr())
-        if tape.inputs is not None and tape.alpha is not None:
+        if tape.inputs is not None:
             feedback.alpha = tape.alpha
-            weight = tape.inputs.weight
-            name, packed = ("weight_t", weight.T) if self._backward else ("weight", weight)
-            setattr(feedback, name, self._pack(packed))
+            setattr(feedback, "weight_t" if self._backward else "weight", self._packs.feedback)
         return feedback
 
     def _chunks(self, tape: Tape) -> _Chunks:
@@ -197,9 +240,3 @@ class _Call:
         first, length = (self._hold(x.to(torch.int32)) for x in (chunks.first, chunks.length))
         fresh, start = (self._hold(x.to(torch.uint8)) for x in (chunks.fresh, chunks.start))
         return _Chunks(len(chunks), first, length, fresh, start)
-
-
-NATIVE = Loop(
-    forward=lambda tape: _Call(tape, backward=False).run(),
-    backward=lambda tape: _Call(tape, backward=True).run(),
-)

@@ -11,7 +11,7 @@ template <class F> struct Feedback {
   const F *e, *gate_e;                  // [T, B, d]
   const F *initial, *boundary;          // [B, d]
   F *s, *ds;                            // [T + 1, B, d]; slot 0 was carried in
-  F *r, *fed, *dfed;                    // [K, B, d | 2 d | 2 d]
+  F *r, *r_scale, *fed, *dfed;          // [K, B, d | 1 | 2 d | 2 d]
   F *de, *dgate_e;                      // [T, B, d]
   F *dinitial, *dboundary;              // [B, d]
 };
@@ -101,8 +101,9 @@ private:
     if (!f.gate_e) return;
     int m = (int)lanes.size();
     for (int i = 0; i < m; i++) {
-      normalise(boundary_state(k, lanes[i]), &scratch.normed[(int64_t)i * s.d], s.d, s.eps);
-      copy(f.r + ((int64_t)k * s.lanes + lanes[i]) * s.d, &scratch.normed[(int64_t)i * s.d], s.d);
+      F *r = &scratch.normed[(int64_t)i * s.d];
+      f.r_scale[k * s.lanes + lanes[i]] = normalise(boundary_state(k, lanes[i]), r, s.d, s.eps);
+      copy(f.r + ((int64_t)k * s.lanes + lanes[i]) * s.d, r, s.d);
     }
     product(f.weight, scratch.normed.data(), m, scratch.wide.data());
     for (int i = 0; i < m; i++)
@@ -138,7 +139,7 @@ private:
       F *dh = !chunks.fresh[at]  ? f.dboundary + (int64_t)lanes[i] * s.d
               : chunks.start[at] ? f.dinitial + (int64_t)lanes[i] * s.d
                                  : f.ds + ((int64_t)chunks.first[at] * s.lanes + lanes[i]) * s.d;
-      normalise_backward(&scratch.narrow[(int64_t)i * f.weight_t.stride()], boundary_state(k, lanes[i]), s.eps, dh, s.d);
+      normalise_backward(&scratch.narrow[(int64_t)i * f.weight_t.stride()], f.r + (int64_t)at * s.d, f.r_scale[at], dh, s.d);
     }
   }
 };
