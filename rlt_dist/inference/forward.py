@@ -31,22 +31,47 @@ def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
-def batch_nll(
-    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise | None = None
-) -> tuple[Tensor, State]:
-    """-log p of every target.
+def batch_nll(model: Model, batch: Batch, state: State, config: RunConfig) -> tuple[Tensor, State]:
+    """-log p of every target, without dropout.
 
     Args:
         batch: tokens [b, T+1].
         state: what the batch's lanes carry.
-        noise: names the dropout masks; None: nothing drops.
 
     Returns:
         [b, T], masked targets included, and the state after the batch.
     """
+    with autocast(config, batch.tokens.device):
+        output, new_state = _run(model, batch, state, config, None)
+        return model.nll(output, batch.tokens[:, 1:]), new_state
+
+
+def batch_loss(
+    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise
+) -> tuple[Tensor, State]:
+    """The sum of -log p over the unmasked targets, for training.
+
+    Args:
+        batch: tokens [b, T+1].
+        state: what the batch's lanes carry.
+        noise: names the dropout masks.
+
+    Returns:
+        a scalar whose backward can run only once, and the state after the batch.
+    """
+    targets, scored = batch.tokens[:, 1:].flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
+    with autocast(config, batch.tokens.device):
+        output, new_state = _run(model, batch, state, config, noise)
+        # Masked tokens are left out, not weighted with 0: 0 times a number that is not finite
+        # would spoil the loss and every gradient.
+        return model.loss(output.flatten(0, 1)[scored], targets[scored]), new_state
+
+
+def _run(
+    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise | None
+) -> tuple[Tensor, State]:
+    """The model's outputs [b, T, d], and the state after the batch."""
     start = batch.document_start
     if config.state.reset == "never":
         start = torch.zeros_like(start)
-    with autocast(config, batch.tokens.device):
-        output, new_state = model(batch.tokens[:, :-1], start, state, noise)
-        return model.nll(output, batch.tokens[:, 1:]), new_state
+    return model(batch.tokens[:, :-1], start, state, noise)

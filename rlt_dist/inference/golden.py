@@ -149,15 +149,16 @@ def _run(golden: Golden) -> dict[str, Tensor]:
     tokens, labels = tensors["input_ids"].long(), tensors["labels"].long()
     start = tensors.get("document_start", torch.zeros_like(tokens)).bool()
     state: State = model.empty_state(len(tokens))
-    outputs, losses = [], []
+    outputs, losses, nlls = [], [], []
     for first in range(0, tokens.shape[1], golden.segment):
         part = slice(first, first + golden.segment)
         output, state = model(tokens[:, part], start[:, part], detach(state))
         outputs.append(output)
-        losses.append(model.nll(output, labels[:, part]))
-    output, nll = torch.cat(outputs, dim=1), torch.cat(losses, dim=1)
-    loss = nll.mean()
+        losses.append(model.loss(output.flatten(0, 1), labels[:, part].flatten()))
+        nlls.append(model.nll(output.detach(), labels[:, part]))
+    loss = torch.stack(losses).sum() / labels.numel()
     loss.backward()
+    output, nll = torch.cat(outputs, dim=1), torch.cat(nlls, dim=1)
     found = {"state": output, "nll": nll, "loss": loss.reshape(1), "logits": model.logits(output)}
     found |= {name: tensor for name, tensor in state.items() if name.startswith("memory.")}
     if isinstance(model.config, TransformerXLConfig):

@@ -9,7 +9,8 @@ from rlt_dist.models.transformer_xl.model import TransformerXL
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
 Model = RecurrentLoopedTransformer | TransformerXL
-"""Both have forward (the composing function), nll, logits, empty_state, initial_distribution."""
+"""Both have forward (the composing function), logits, nll, loss (the sum of nll, for training),
+empty_state and initial_distribution."""
 
 
 def build_model(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
-from rlt_dist.inference.forward import batch_nll
+from rlt_dist.inference.forward import batch_loss
 from rlt_dist.mesh.collectives import all_sum, sum_gradients
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model
@@ -90,8 +90,8 @@ def _forward_backward(
         rows = slice(first, first + size)
         part = batch.rows(rows)
         noise = Noise(config.train.seed, step, part.lanes)
-        nll, new_state = batch_nll(model, part, select_lanes(state, rows), config, noise)
-        loss = torch.where(part.loss_mask, nll, 0.0).sum() / scored
+        total_nll, new_state = batch_loss(model, part, select_lanes(state, rows), config, noise)
+        loss = total_nll / scored
         loss.backward()
         total += loss.detach().double()
         states.append(detach(new_state))

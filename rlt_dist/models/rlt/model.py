@@ -5,8 +5,6 @@ Zhang, Feng, Qin, "Recurrent Looped Transformer", arXiv 2610.07591.
 
 import math
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
@@ -16,6 +14,7 @@ from rlt_dist.models.rlt.decoder import decode
 from rlt_dist.models.rlt.layers import DecoderLayer, EncoderLayer, KeyValue, Segment, append
 from rlt_dist.models.rlt.pieces import Memory, Merge
 from rlt_dist.models.state import State, counters
+from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.reach import newest, reach_mask, segment_positions
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
@@ -99,14 +98,22 @@ class RecurrentLoopedTransformer(nn.Module):
 
     def logits(self, output: Tensor) -> Tensor:
         """Log-odds of the next token, [..., V] in float32 or wider, for outputs [..., d]."""
-        weight = self.embed.weight if self.output is None else self.output.weight
-        logits = F.linear(self.output_norm(output), weight)
-        return logits.float() if logits.dtype == torch.bfloat16 else logits
+        return linear_logits(self.output_norm(output), self._output_weight(), None)
 
     def nll(self, output: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), [b, T], for outputs [b, T, d] and targets int64 [b, T]."""
-        logits = self.logits(output).flatten(0, 1)
-        return F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
+        hidden = self.output_norm(output.flatten(0, 1))
+        nll = linear_nll(hidden, self._output_weight(), None, targets.flatten())
+        return nll.view(targets.shape)
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The sum of `nll` for outputs [n, d] and targets int64 [n]; backward can run only once."""
+        hidden = self.output_norm(output)
+        return linear_cross_entropy(hidden, self._output_weight(), None, targets)
+
+    def _output_weight(self) -> Tensor:
+        """[V, d]; the embedding's where they are tied."""
+        return self.embed.weight if self.output is None else self.output.weight
 
     def empty_state(self, lanes: int) -> State:
         """The state of lanes that have seen nothing."""

@@ -6,12 +6,18 @@ be ranked by frequency. They fall into clusters: cluster 0 is the head, clusters
 without cutoffs there is the head alone, a plain embedding and softmax.
 """
 
+from collections.abc import Iterator, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
+from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
 from rlt_dist.util.errors import UserError
+
+_Softmax = tuple[Tensor, Tensor, Tensor, Tensor]
+"""hidden [n, width], weight [V, width], bias [V], targets int64 [n] of a linear softmax."""
 
 
 class Clusters:
@@ -38,8 +44,15 @@ class Clusters:
     def size(self, cluster: int) -> int:
         return self.bounds[cluster + 1] - self.bounds[cluster]
 
-    def ids(self, cluster: int) -> slice:
-        return slice(self.bounds[cluster], self.bounds[cluster + 1])
+    def split(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """A tensor for each cluster, [its ids, ...], given these or one of all ids.
+
+        The backward of a split joins the gradients in one copy; that of a slice would fill an
+        array of the whole's size for every cluster.
+        """
+        if len(tensors) > self.tails:
+            return tensors
+        return tensors[0].split([self.size(i) for i in range(self.tails + 1)])
 
     def of(self, ids: Tensor) -> Tensor:
         """The cluster, int64, of each id."""
@@ -67,11 +80,9 @@ class AdaptiveEmbedding(nn.Module):
         )
         self.scale = d**0.5
 
-    def table(self, cluster: int) -> Tensor:
-        """E_i, [ids of the cluster, width]."""
-        if self.narrowed:
-            return self.emb_layers.get_parameter(f"{cluster}.weight")
-        return self.emb_layers.get_parameter("0.weight")[self.clusters.ids(cluster)]
+    def tables(self) -> Sequence[Tensor]:
+        """E_i, [ids of the cluster, width], by cluster."""
+        return self.clusters.split([layer.get_parameter("weight") for layer in self.emb_layers])
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Ids int64 [b, T] to [b, T, d] in the parameters' dtype.
@@ -121,50 +132,62 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_bias = nn.Parameter(torch.empty(clusters.tails))
 
     def nll(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """-log p(target), [n], for hidden [n, d] and targets int64 [n].
-
-        A tail's logits are formed for the rows whose target it holds, never for all.
-        """
-        cluster = self.clusters.of(targets)
-        column = torch.where(cluster == 0, targets, self.clusters.head_columns - cluster)
-        nll = F.cross_entropy(self.head_logits(hidden, embedding), column, reduction="none")
-        for i in range(1, self.clusters.tails + 1):
-            rows = (cluster == i).nonzero()[:, 0]
-            logits = self.tail_logits(hidden[rows], embedding, i)
-            local = targets[rows] - self.clusters.bounds[i]
-            nll = nll.index_add(0, rows, F.cross_entropy(logits, local, reduction="none"))
+        """-log p(target), [n], for hidden [n, d] and targets int64 [n]."""
+        (_, head), *tails = self._softmaxes(hidden, targets, embedding)
+        nll = linear_nll(*head)
+        for rows, tail in tails:
+            nll = nll.index_add(0, rows, linear_nll(*tail))
         return nll
+
+    def loss(self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
+        """The sum of `nll`, a scalar whose backward can run only once."""
+        softmaxes = self._softmaxes(hidden, targets, embedding)
+        return torch.stack([linear_cross_entropy(*softmax) for _, softmax in softmaxes]).sum()
 
     def log_probabilities(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """log p of every id, [..., V], for hidden [..., d]."""
         head = self.head_logits(hidden, embedding).log_softmax(dim=-1)
         parts = [head[..., : self.clusters.bounds[1]]]
-        for i in range(1, self.clusters.tails + 1):
-            tail = self.tail_logits(hidden, embedding, i).log_softmax(dim=-1)
+        for i, layer in enumerate(self._layers(embedding)[1:], start=1):
+            projected = self._project(hidden, embedding, i)
+            tail = linear_logits(projected, *layer).log_softmax(dim=-1)
             parts.append(head[..., self.clusters.head_columns - i, None] + tail)
         return torch.cat(parts, dim=-1)
 
     def head_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
         """Logits of [the head's words ; N clusters], [..., c_0 + N], float32 or wider."""
         projected = self._project(hidden, embedding, 0)
-        words = self._words(projected, embedding, 0)
+        words = linear_logits(projected, *self._layers(embedding)[0])
         if not self.clusters.tails:
             return words
-        clusters = F.linear(projected, self.cluster_weight, self.cluster_bias)
-        return torch.cat((words, clusters.to(words.dtype)), dim=-1)
+        clusters = linear_logits(projected, self.cluster_weight, self.cluster_bias)
+        return torch.cat((words, clusters), dim=-1)
 
-    def tail_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding, tail: int) -> Tensor:
-        """Logits of a tail's words, [..., ids of the cluster], float32 or wider."""
-        return self._words(self._project(hidden, embedding, tail), embedding, tail)
+    def _softmaxes(
+        self, hidden: Tensor, targets: Tensor, embedding: AdaptiveEmbedding
+    ) -> Iterator[tuple[Tensor, _Softmax]]:
+        """The head's softmax, then the tails', each with the rows, int64, that choose from it.
 
-    def _words(self, projected: Tensor, embedding: AdaptiveEmbedding, cluster: int) -> Tensor:
-        """E_i x + bias, [..., ids of the cluster], for projected outputs x."""
-        layer = cluster if embedding.narrowed else 0
-        bias: Tensor = self.out_layers.get_parameter(f"{layer}.bias")
-        if not embedding.narrowed:
-            bias = bias[self.clusters.ids(cluster)]
-        logits = F.linear(projected, embedding.table(cluster), bias)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        A tail's are those whose target it holds: its logits are never formed for the others.
+        """
+        cluster, layers = self.clusters.of(targets), self._layers(embedding)
+        column = torch.where(cluster == 0, targets, self.clusters.head_columns - cluster)
+        every = torch.arange(len(targets), device=targets.device)
+        weight, bias = layers[0]
+        if self.clusters.tails:
+            # Copying the table costs less than copying the logits of many tokens.
+            weight = torch.cat((weight, self.cluster_weight))
+            bias = torch.cat((bias, self.cluster_bias))
+        yield every, (self._project(hidden, embedding, 0), weight, bias, column)
+        for i in range(1, self.clusters.tails + 1):
+            rows = (cluster == i).nonzero()[:, 0]
+            local = targets[rows] - self.clusters.bounds[i]
+            yield rows, (self._project(hidden[rows], embedding, i), *layers[i], local)
+
+    def _layers(self, embedding: AdaptiveEmbedding) -> list[tuple[Tensor, Tensor]]:
+        """E_i, [ids of the cluster, width], and the bias of the words of every cluster."""
+        biases = self.clusters.split([layer.get_parameter("bias") for layer in self.out_layers])
+        return list(zip(embedding.tables(), biases, strict=True))
 
     def _project(self, hidden: Tensor, embedding: AdaptiveEmbedding, cluster: int) -> Tensor:
         """h P_i; h itself where nothing is narrowed."""

@@ -107,6 +107,10 @@ class TransformerXL(nn.Module):
         nll = self.crit.nll(output.flatten(0, 1), targets.flatten(), self.word_emb)
         return nll.view(targets.shape)
 
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The sum of `nll` for outputs [n, d] and targets int64 [n]; backward can run only once."""
+        return self.crit.loss(output, targets, self.word_emb)
+
     def empty_state(self, lanes: int) -> State:
         """The state of lanes that have seen nothing."""
         empty = self.r_w_bias.new_zeros(lanes, 0, self.config.d_model)

@@ -1,0 +1,132 @@
+"""Cross entropy of a linear softmax, -log softmax(x W^T + b)[target], over blocks of tokens.
+
+`linear_nll` is the plain version that defines the result. `linear_cross_entropy` is its sum, for
+training: while a block's logits are there it forms the gradients too, so that no array of
+[tokens, vocabulary] outlives its block and the logits are never formed twice. What it keeps for
+backward has the sizes of the operands.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Every block reads and writes a gradient of W's size once, which fewer tokens would not be worth;
+# the logits of many more have left the cache when the softmax comes to them.
+_LEAST_TOKENS, _LEAST_LOGITS = 512, 1 << 20
+
+
+def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b, [..., V] in float32 or wider, for hidden [..., d], weight [V, d], bias [V]."""
+    logits = F.linear(hidden, weight, bias)
+    return logits.to(_wide(logits.dtype))
+
+
+def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    """-log p(target), [n], for hidden [n, d], weight [V, d], bias [V] and targets int64 [n].
+
+    Products have the type that autocast asks for; the softmax is taken in float32 or wider.
+    """
+    size = _block(len(weight))
+    blocks = zip(hidden.split(size), targets.split(size), strict=True)
+    nll = [
+        F.cross_entropy(linear_logits(rows, weight, bias), wanted, reduction="none")
+        for rows, wanted in blocks
+    ]
+    return torch.cat(nll)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+) -> Tensor:
+    """The sum of `linear_nll` over all tokens, a scalar, in the memory of one block.
+
+    Its backward scales in place what forward formed, so it can run only once; a second one raises
+    RuntimeError.
+    """
+    if not torch.is_grad_enabled():
+        return linear_nll(hidden, weight, bias, targets).sum()
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Gradients for an upstream gradient of 1 are formed in forward, and scaled in backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    ) -> Tensor:
+        dtype = _product_dtype(hidden)
+        wide = _wide(dtype)
+        x, w, b = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        dx = torch.empty(x.shape, dtype=dtype, device=x.device)
+        dw = torch.zeros(w.shape, dtype=wide, device=x.device)
+        db = None if b is None else torch.zeros(b.shape, dtype=wide, device=x.device)
+        loss = torch.zeros((), dtype=wide, device=x.device)
+        size = _block(len(w))
+        buffer = torch.empty(min(size, len(x)), len(w), dtype=dtype, device=x.device)
+        blocks = (tensor.split(size) for tensor in (x, targets, dx))
+        with torch.autocast(x.device.type, enabled=False):
+            for rows, wanted, drows in zip(*blocks, strict=True):
+                logits = _linear(rows, w, b, out=buffer[: len(rows)])
+                dlogits = logits.to(wide)  # the same tensor unless products are narrower
+                loss += _loss_and_gradient_(dlogits, wanted)
+                if db is not None:
+                    db += dlogits.sum(dim=0)
+                narrow = logits.copy_(dlogits)
+                torch.mm(narrow, w, out=drows)
+                _add_product_(dw, narrow.T, rows)
+        ctx.save_for_backward(dx.to(hidden.dtype), dw, db)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (None if g is None else g.mul_(dloss) for g in ctx.saved_tensors)
+        return (*gradients, None)
+
+
+def _block(vocabulary: int) -> int:
+    """How many tokens make a block."""
+    return max(_LEAST_TOKENS, _LEAST_LOGITS // vocabulary)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """x W^T + b into `out`."""
+    if bias is None:
+        return torch.mm(x, weight.T, out=out)
+    return torch.addmm(bias, x, weight.T, out=out)
+
+
+def _loss_and_gradient_(logits: Tensor, targets: Tensor) -> Tensor:
+    """The summed -log p(target) of logits [r, V], which become its gradient: softmax - one-hot.
+
+    The softmax is one pass over each row. It does not tell its normaliser, but the largest
+    probability does, which is never so small as to lose it: log sum exp(l) = max l - log max p.
+    """
+    at = torch.arange(len(targets), device=targets.device), targets
+    largest, wanted = logits.amax(dim=-1), logits[at]
+    torch.softmax(logits, dim=-1, out=logits)
+    nll = largest - wanted - logits.amax(dim=-1).log()
+    logits[at] -= 1
+    return nll.sum()
+
+
+def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, where total may be wider than the product."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """The type in which F.linear would multiply x here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

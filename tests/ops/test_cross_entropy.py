@@ -1,0 +1,157 @@
+"""The loss that keeps no logits is the plain one, gradients included."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_nll
+
+BLOCK = 512  # tokens: sizes below lie around it
+
+tokens = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 1100]) | st.integers(0, 1100)
+
+
+@dataclass
+class Problem:
+    """A linear softmax, its targets, and what each needs for a gradient."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+
+    @property
+    def operands(self) -> list[Tensor]:
+        bias = [] if self.bias is None else [self.bias]
+        return [self.hidden, self.weight, *bias]
+
+    def plain(self) -> Tensor:
+        """The definition, written down without blocks."""
+        logits = F.linear(self.hidden, self.weight, self.bias)
+        return -logits.log_softmax(-1).gather(1, self.targets[:, None]).sum()
+
+    def blocked(self) -> Tensor:
+        return linear_nll(self.hidden, self.weight, self.bias, self.targets).sum()
+
+    def fast(self) -> Tensor:
+        return linear_cross_entropy(self.hidden, self.weight, self.bias, self.targets)
+
+
+def problem(
+    count: int, vocabulary: int, *, bias: bool = True, scale: float = 1.0, strided: bool = False
+) -> Problem:
+    generator = torch.Generator().manual_seed(count * 1000 + vocabulary)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    hidden = random(5, 2 * count)[:, ::2].T if strided else random(count, 5)
+    weight = scale * random(vocabulary, 5)
+    targets = torch.randint(vocabulary, (count,), generator=generator)
+    leaves = [tensor.requires_grad_() for tensor in (hidden.detach(), weight, random(vocabulary))]
+    return Problem(leaves[0], leaves[1], leaves[2] if bias else None, targets)
+
+
+def assert_close(x: Tensor, y: Tensor, tolerance: float) -> None:
+    assert x.shape == y.shape
+    if y.numel():
+        assert (x - y).abs().max() <= tolerance * y.abs().max().clamp(min=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=tokens,
+    vocabulary=st.integers(1, 300),
+    bias=st.booleans(),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    strided=st.booleans(),
+    upstream=st.sampled_from([1.0, -0.37, 0.0]),
+)
+def test_loss_and_gradients_are_those_of_the_definition(
+    count: int, vocabulary: int, bias: bool, scale: float, strided: bool, upstream: float
+) -> None:
+    given_ = problem(count, vocabulary, bias=bias, scale=scale, strided=strided)
+    expected = given_.plain()
+    gradients = torch.autograd.grad(upstream * expected, given_.operands)
+    for loss in (given_.blocked(), given_.fast()):
+        assert_close(loss, expected, 1e-12)
+        found = torch.autograd.grad(upstream * loss, given_.operands)
+        for x, y in zip(found, gradients, strict=True):
+            assert_close(x, y, 1e-12)
+
+
+def test_a_target_of_no_float_probability_has_a_finite_loss_and_gradient() -> None:
+    weight = torch.tensor([[5000.0], [0.0], [-5000.0]], requires_grad=True)
+    hidden = torch.ones(1, 1, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, None, torch.tensor([2]))
+    loss.backward()
+    assert loss.item() == 10000
+    assert hidden.grad is not None and hidden.grad.item() == 10000
+    assert weight.grad is not None and weight.grad.flatten().tolist() == [1, 0, -1]
+
+
+def test_gradients_add_to_those_of_a_weight_that_is_also_read_elsewhere() -> None:
+    given_ = problem(600, 9, bias=False)
+    gradients = []
+    for nll in (given_.plain, given_.fast):
+        given_.hidden = given_.weight[given_.targets] * 0.5
+        gradients += torch.autograd.grad(nll() / 600, given_.weight)
+    assert_close(gradients[1], gradients[0], 1e-12)
+
+
+def test_nothing_of_tokens_by_vocabulary_is_kept_for_backward() -> None:
+    given_ = problem(1100, 200)
+
+    def largest_kept(fast: bool) -> int:
+        sizes = [0]
+
+        def keep(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+            given_.fast() if fast else given_.plain()
+        return max(sizes)
+
+    assert largest_kept(fast=False) == 1100 * 200
+    assert largest_kept(fast=True) == max(1100 * 5, 200 * 5)
+
+
+def test_a_second_backward_is_an_error_and_never_a_wrong_gradient() -> None:
+    loss = problem(3, 4).fast()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError):
+        loss.backward()
+
+
+def test_without_gradients_the_loss_is_the_same_and_has_none() -> None:
+    given_ = problem(600, 9)
+    with torch.no_grad():
+        loss = given_.fast()
+    assert not loss.requires_grad
+    assert_close(loss, given_.fast(), 1e-14)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_bfloat16_products_leave_sums_and_gradients_of_weights_in_float32(bias: bool) -> None:
+    exact = problem(700, 40, bias=bias)
+    expected = torch.autograd.grad(exact.plain(), exact.operands)
+    leaves = [operand.detach().float().requires_grad_() for operand in exact.operands]
+    single = Problem(leaves[0], leaves[1], leaves[2] if bias else None, exact.targets)
+    errors = []
+    for nll in (single.blocked, single.fast):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nll()
+        found = torch.autograd.grad(loss, single.operands)
+        assert {loss.dtype, *(x.dtype for x in found)} == {torch.float32}
+        assert_close(loss, exact.plain().float(), 1e-3)
+        pairs = zip(found, expected, strict=True)
+        errors.append([float((x - y).abs().max() / y.abs().max()) for x, y in pairs])
+    # As near to the truth as autograd, which rounds at the same places.
+    for plain, fast in zip(*errors, strict=True):
+        assert fast <= 1.2 * plain < 0.05
