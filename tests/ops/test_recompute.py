@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlt_dist.ops.reach import segment_positions
 from rlt_dist.ops.recurrence.dispatch import Recurrence
-from rlt_dist.ops.recurrence.parts import part_length
+from rlt_dist.ops.recurrence.parts import Cut, cut
 from rlt_dist.ops.recurrence.problem import (
     FeedbackInputs,
     LayerMasks,
@@ -92,23 +92,34 @@ def test_recomputed_products_are_formed_in_the_precision_of_forward(problem):
 
 
 def test_auto_keeps_everything_that_fits_and_takes_the_longest_parts_that_do(problem):
-    plan, operands = problem
-    token, border = bytes_of_token(plan, operands), bytes_of_border(operands)
-    assert part_length("auto", T * token, plan, operands) == T
-    assert part_length("auto", T * token - 1, plan, operands) < T
-    assert part_length("auto", 5 * token + 2 * border, plan, operands) == 5
-    assert part_length("auto", 5 * token + 2 * border - 1, plan, operands) == 4
-    assert part_length("auto", 1, plan, operands) >= 1
+    forward, backward = bytes_of_token(*problem)
+    both, border = forward + backward, bytes_of_border(problem[1])
+    assert cut("auto", T * both, *problem).keep
+    assert not cut("auto", T * both - 1, *problem).keep
+    assert cut("auto", 5 * both + 2 * border, *problem) == Cut(5, keep=False)
+    assert cut("auto", 5 * both + 2 * border - 1, *problem) == Cut(4, keep=False)
+    assert not cut("auto", 1, *problem).keep
 
 
 def test_a_chunk_is_taken_as_asked_for_and_none_keeps_everything(problem):
-    assert part_length(5, 1, *problem) == 5
-    assert part_length(100, 1, *problem) == T
-    assert part_length("none", 1, *problem) == T
+    assert cut(5, 1, *problem) == Cut(5, keep=False)
+    assert cut(100, 1, *problem).keep
+    assert cut("none", 1, *problem).keep
 
 
 def test_without_gradients_nothing_grows_with_the_segment(problem):
     plan, operands = problem
     plan = replace(plan, position=torch.arange(1000)[:, None].expand(-1, B))
     with torch.no_grad():
-        assert part_length("none", 1, plan, operands) < 100
+        assert cut("none", 1, plan, operands).length < 100
+        assert not cut("none", 1, plan, operands).keep
+
+
+@pytest.mark.parametrize("backend", ["python", "native"])
+def test_what_was_freed_in_a_first_backward_is_recomputed_in_a_second(problem, backend):
+    plan, operands = problem
+    s, _ = Recurrence(backend, "none").run(plan, operands)
+    s.sum().backward(retain_graph=True)
+    first = operands.e.grad.clone()
+    s.sum().backward()
+    assert (operands.e.grad - 2 * first).abs().max() <= 1e-12 * first.abs().max()

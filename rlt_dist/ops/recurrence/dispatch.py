@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from rlt_dist.ops.recurrence.function import MakeLoop, PythonLoop, run_with
-from rlt_dist.ops.recurrence.parts import Choice, part_length
+from rlt_dist.ops.recurrence.parts import Choice, cut
 from rlt_dist.ops.recurrence.problem import Operands, Plan
 from rlt_dist.ops.recurrence.reference import run_reference
 from rlt_dist.util.errors import UserError
@@ -42,8 +42,8 @@ class Recurrence:
         loop = _loop(self.backend, operands.e.device.type)
         if loop is None:
             return run_reference(plan, operands)
-        length = part_length(self.decoder_chunk, self.budget, plan, operands)
-        return run_with(loop, length, plan, operands)
+        parts = cut(self.decoder_chunk, self.budget, plan, operands)
+        return run_with(loop, parts, plan, operands)
 
     def prepare(self, device: str) -> None:
         """Compile what has to be compiled.

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlt_dist.ops.recurrence import recompute
 from rlt_dist.ops.recurrence.feedback import enter, enter_backward
+from rlt_dist.ops.recurrence.parts import Cut
 from rlt_dist.ops.recurrence.problem import Memory, Operands, Plan
 from rlt_dist.ops.recurrence.steps import layer_backward, layer_forward
 from rlt_dist.ops.recurrence.tape import Tape
@@ -16,14 +17,10 @@ MakeLoop = Callable[[Operands], recompute.Loop]
 
 
 def run_with(
-    make: MakeLoop, length: int, plan: Plan, operands: Operands
+    make: MakeLoop, cut: Cut, plan: Plan, operands: Operands
 ) -> tuple[Tensor, list[Tensor]]:
-    """Outputs s [T, B, d], and by layer the window after the segment.
-
-    Args:
-        length: tokens of a part that backward computes again; T: everything is kept.
-    """
-    s, *windows = _Segment.apply(make, length, plan, operands, *operands.flat())
+    """Outputs s [T, B, d], and by layer the window after the segment."""
+    s, *windows = _Segment.apply(make, cut, plan, operands, *operands.flat())
     return s, windows
 
 
@@ -32,10 +29,10 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, make: MakeLoop, length: int, plan: Plan, operands: Operands, *tensors: Tensor
+        ctx: Any, make: MakeLoop, cut: Cut, plan: Plan, operands: Operands, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         operands = _with_contiguous_memories(operands.like(tensors))
-        s, after, ctx.parts = recompute.forward(make(operands), length, plan, operands)
+        s, after, ctx.parts = recompute.forward(make(operands), cut, plan, operands)
         ctx.make, ctx.operands, ctx.s = make, operands, s
         # A view: an output that its own context holds would never be freed.
         return (s.view_as(s), *after.windows)

@@ -1,7 +1,7 @@
-"""How long the parts of a segment are that backward computes again."""
+"""What parts a segment is gone through in, and whether backward computes them again."""
 
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -10,27 +10,40 @@ from rlt_dist.ops.recurrence.tape import bytes_of_border, bytes_of_token
 
 Choice = int | Literal["auto", "none"]
 
-_WITHOUT_BACKWARD = 64
-"""Tokens of a part where nothing is kept: enough that what is done once a part costs nothing."""
+_SHORT = 32
+"""Tokens of a part where nothing is recomputed: so many that a product over them is a large one."""
 
 
-def part_length(choice: Choice, budget: int, plan: Plan, operands: Operands) -> int:
-    """Tokens of a part; all of the segment's where everything is kept for backward."""
-    tokens = len(plan.position)
+class Cut(NamedTuple):
+    """Attributes:
+    length: tokens of a part; the last may be shorter.
+    keep: whether forward keeps what backward needs.
+    """
+
+    length: int
+    keep: bool
+
+
+def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
+    """The parts of a segment, for `recompute.decoder_chunk` and a budget in bytes."""
     if not torch.is_grad_enabled():
-        return min(tokens, _WITHOUT_BACKWARD)
+        return Cut(_SHORT, keep=False)
     if choice == "none":
-        return tokens
+        return Cut(_SHORT, keep=True)
     if choice != "auto":
-        return min(choice, tokens)
-    return _longest(tokens, bytes_of_token(plan, operands), bytes_of_border(operands), budget)
+        return Cut(choice, keep=choice >= len(plan.position))
+    return _longest(len(plan.position), plan, operands, budget)
 
 
-def _longest(tokens: int, token: int, border: int, budget: int) -> int:
-    """The longest parts that fit, given bytes of a token and of a border; else the smallest sum."""
+def _longest(tokens: int, plan: Plan, operands: Operands, budget: int) -> Cut:
+    """Everything kept if it fits, else the longest parts that fit, else the smallest sum."""
+    forward, backward = bytes_of_token(plan, operands)
+    if tokens * forward + min(tokens, _SHORT) * backward <= budget:
+        return Cut(_SHORT, keep=True)
 
     def cost(length: int) -> int:
-        return length * token + (ceil(tokens / length) - 1) * border
+        borders = ceil(tokens / length) - 1
+        return length * (forward + backward) + borders * bytes_of_border(operands)
 
     fitting = (length for length in range(tokens, 0, -1) if cost(length) <= budget)
-    return next(fitting, None) or min(range(1, tokens + 1), key=cost)
+    return Cut(next(fitting, None) or min(range(1, tokens + 1), key=cost), keep=False)

@@ -1,8 +1,8 @@
-"""A segment in parts: forward keeps outputs and borders, backward computes each part again.
+"""A segment in parts: backward forms a part's weight gradients before it goes to the next.
 
-Once forward has run, every fed-back state is known, so a part is recomputed in one batched pass
-over all its tokens, as in RLT-0, and its weight gradients are formed before the next part's. A
-segment of one part keeps its tape, and nothing is recomputed.
+So gradients of activations are there for one part at a time, and activations too where parts are
+recomputed: then forward keeps outputs and borders only. Once it has run, every fed-back state is
+known, and a part is recomputed in one batched pass over all its tokens, as in RLT-0.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlt_dist.ops.recurrence.feedback import enter_known
 from rlt_dist.ops.recurrence.gradients import add_gradients, zero_gradients
+from rlt_dist.ops.recurrence.parts import Cut
 from rlt_dist.ops.recurrence.problem import Border, Operands, Plan
 from rlt_dist.ops.recurrence.tape import Store, Tape
 
@@ -52,22 +53,21 @@ class Part:
 
 
 def forward(
-    loop: Loop, length: int, plan: Plan, operands: Operands
+    loop: Loop, cut: Cut, plan: Plan, operands: Operands
 ) -> tuple[Tensor, Border, list[Part]]:
-    """Outputs s [T, B, d], what the segment leaves behind, and its parts of `length` tokens."""
+    """Outputs s [T, B, d], what the segment leaves behind, and its parts."""
     s, before, store, parts = torch.empty_like(operands.e), operands.before(), Store(), []
     precision = _precision(s)
-    for first in range(0, len(s), length):
-        tokens = slice(first, min(first + length, len(s)))
+    for first in range(0, len(s), cut.length):
+        tokens = slice(first, min(first + cut.length, len(s)))
         given = operands.part(tokens, before)
         part = Part(tokens, plan.part(tokens), given, precision)
-        tape = Tape.blank(part.plan, given, store)
+        tape = Tape.blank(part.plan, given, Store() if cut.keep else store)
         loop.forward(tape)
         s[tokens] = tape.feedback.outputs()
         before = tape.after()
+        part.tape = tape if cut.keep else None
         parts.append(part)
-    if len(parts) == 1:
-        parts[0].tape = tape
     return s, before, parts
 
 
@@ -84,10 +84,10 @@ def backward(
     after = Border(dwindows, nothing, nothing)
     for part in reversed(parts):
         tape = part.tape or _replay(loop, part, s[part.tokens], store)
-        tape.begin_backward(ds[part.tokens], after)
+        tape.begin_backward(ds[part.tokens], after, store)
         loop.backward(tape)
         add_gradients(tape, sums, part.tokens)
-        after = tape.gradient_before()
+        after, part.tape = tape.gradient_before(), None
     fed = sums.fed and sums.fed._replace(s=after.s, boundary=after.boundary)
     return sums._replace(windows=after.windows, fed=fed)
 

@@ -28,7 +28,8 @@ from rlt_dist.ops.rotary import rotate
 def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]:
     """Outputs s [T, B, d], and by layer the window after the segment."""
     fed, windows, outputs = operands.fed, list(operands.windows), []
-    memories = [operands.memories[group] for group in plan.groups]
+    contiguous = [Memory(k.contiguous(), v.contiguous()) for k, v in operands.memories]
+    memories = [contiguous[group] for group in plan.groups]
     masks = [LayerMasks(*(m if m is None else padded(m) for m in layer)) for layer in plan.masks]
     e, gate_e = padded(operands.e), padded(operands.e if fed is None else fed.gate_e)
     s = operands.e[0] if fed is None else fed.s

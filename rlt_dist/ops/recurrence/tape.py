@@ -58,14 +58,14 @@ class LayerTape:
         self.entries = torch.cat((window, room))
         self._tokens, self._window = plan.chunks.tokens, plan.shape.window
         self._sizes = _sizes(plan, operands, layer)
-        self._layer, self._store, self._template = layer, store, operands.e
-        self.kept = self._allocate(forward=True)
+        self._layer, self._template = layer, operands.e
+        self.kept = self._allocate(store, forward=True)
 
-    def begin_backward(self, dwindow: Tensor) -> None:
+    def begin_backward(self, dwindow: Tensor, store: Store) -> None:
         """Make room for gradients; `dwindow` is that of the window after the segment."""
         self.dentries = torch.zeros_like(self.entries)
         self.dentries[self._tokens : self._tokens + self._window - 1] = dwindow
-        self.kept |= self._allocate(forward=False)
+        self.kept |= self._allocate(store, forward=False)
 
     def get(self, at: Slots, name: str) -> Tensor:
         """A chunk's part [C, B, ...] of a buffer."""
@@ -110,12 +110,10 @@ class LayerTape:
             entries = self.dentries[slot:]
             at.put(entries, at.get(entries) + both[..., slot, :])
 
-    def _allocate(self, *, forward: bool) -> dict[str, Tensor]:
+    def _allocate(self, store: Store, *, forward: bool) -> dict[str, Tensor]:
         lanes = self._template.shape[1]
         return {
-            name: self._store.take(
-                self._layer, name, (self._tokens + 1, lanes, *size), self._template
-            )
+            name: store.take(self._layer, name, (self._tokens + 1, lanes, *size), self._template)
             for name, size in self._sizes.items()
             if name.startswith("d_") != forward
         }
@@ -155,11 +153,14 @@ def _sizes(plan: Plan, operands: Operands, layer: int) -> dict[str, tuple[int, .
     }
 
 
-def bytes_of_token(plan: Plan, operands: Operands) -> int:
-    """Bytes that a token of all lanes takes on a tape, backward's included, in all layers."""
-    lanes, size = operands.e.shape[1], operands.e.element_size()
-    of_layers = (_sizes(plan, operands, layer).values() for layer in range(len(plan.groups)))
-    return lanes * size * sum(prod(shape) for shapes in of_layers for shape in shapes)
+def bytes_of_token(plan: Plan, operands: Operands) -> tuple[int, int]:
+    """Bytes that a token of all lanes takes on a tape, in forward and, besides, in backward."""
+    bytes_of_number = operands.e.shape[1] * operands.e.element_size()
+    numbers = [0, 0]
+    for layer in range(len(plan.groups)):
+        for name, shape in _sizes(plan, operands, layer).items():
+            numbers[name.startswith("d_")] += prod(shape)
+    return numbers[0] * bytes_of_number, numbers[1] * bytes_of_number
 
 
 def bytes_of_border(operands: Operands) -> int:
@@ -258,11 +259,11 @@ class Tape:
             return Border(windows, s, s)
         return Border(windows, s, self.feedback.boundary_states(*self.plan.chunks.last()))
 
-    def begin_backward(self, ds: Tensor, after: Border) -> None:
+    def begin_backward(self, ds: Tensor, after: Border, store: Store) -> None:
         """Make room for gradients, given those of the outputs [T, B, d] and of `after`."""
         self.feedback.begin_backward(ds, after)
         for layer, dwindow in zip(self.layers, after.windows, strict=True):
-            layer.begin_backward(dwindow)
+            layer.begin_backward(dwindow, store)
 
     def gradient_before(self) -> Border:
         """The gradient of what came from before the first token, when backward is through."""
