@@ -68,14 +68,15 @@ def evaluate(
     """
     sums = torch.zeros(3, dtype=torch.float64, device=byte_lengths.device)
     state = None
-    for batch in batches:
-        if state is None or not carried:
-            state = model.empty_state(batch.tokens.shape[0])
-        nll, new_state = batch_nll(model, batch, state, config)
-        state = detach(new_state)
-        mask = batch.loss_mask
-        scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()
-        sums += torch.stack((nll[mask].double().sum(), mask.sum(), scored_bytes))
+    with model.frozen():
+        for batch in batches:
+            if state is None or not carried:
+                state = model.empty_state(batch.tokens.shape[0])
+            nll, new_state = batch_nll(model, batch, state, config)
+            state = detach(new_state)
+            mask = batch.loss_mask
+            scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()
+            sums += torch.stack((nll[mask].double().sum(), mask.sum(), scored_bytes))
     return sums
 
 

@@ -75,19 +75,22 @@ def generate(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.from_numpy(ids).long().to(device)[None]
-    state, last = model.empty_state(1), int(ids[-1])
-    for piece in tokens.split(trained.config.data.segment, dim=1):
-        logits, state = _read(trained, piece, state)
-    for _ in range(limit):
-        if logits.isnan().any() or not logits.max().isfinite():
-            raise UserError(f"{trained.run_folder}: the model's output is not finite; it diverged")
-        probabilities = log_distribution(logits.double().cpu(), sampling).exp()
-        token = torch.multinomial(probabilities, 1, generator=generator)
-        if token.item() == tokenizer.end_of_text:
-            return
-        yield _text_after(tokenizer, last, int(token))
-        last = int(token)
-        logits, state = _read(trained, token[None].to(device), state)
+    with model.frozen():
+        state, last = model.empty_state(1), int(ids[-1])
+        for piece in tokens.split(trained.config.data.segment, dim=1):
+            logits, state = _read(trained, piece, state)
+        for _ in range(limit):
+            if logits.isnan().any() or not logits.max().isfinite():
+                raise UserError(
+                    f"{trained.run_folder}: the model's output is not finite; it diverged"
+                )
+            probabilities = log_distribution(logits.double().cpu(), sampling).exp()
+            token = torch.multinomial(probabilities, 1, generator=generator)
+            if token.item() == tokenizer.end_of_text:
+                return
+            yield _text_after(tokenizer, last, int(token))
+            last = int(token)
+            logits, state = _read(trained, token[None].to(device), state)
 
 
 def _text_after(tokenizer: Tokenizer, last: int, token: int) -> bytes:

@@ -10,7 +10,7 @@ from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
 Model = RecurrentLoopedTransformer | TransformerXL
 """Both have forward (the composing function), logits, nll, loss (the sum of nll, for training),
-empty_state and initial_distribution."""
+empty_state, frozen and initial_distribution."""
 
 
 def build_model(

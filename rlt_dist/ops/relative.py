@@ -49,7 +49,7 @@ def attend_relative(
     Args:
         query: [b, Q, H, d_head].
         key, value: [b, K, H, d_head].
-        relative: [K, H, d_head], the projected R of distances 0 .. K - 1.
+        relative: [K, H, d_head], the projected R of distances K - 1 .. 0, as keys are ordered.
         biases: u and v, each [H, d_head].
         allowed: bool [b, Q, K]; every query is allowed at least one key, none is newer than it.
         keep: scaled keep-mask of the weights, [b, H, Q, K] with the distance last; None: all kept.
@@ -59,7 +59,7 @@ def attend_relative(
     """
     u, v = biases
     content = torch.einsum("bqhd,bkhd->bhqk", query + u, key)
-    position = torch.einsum("bqhd,khd->bhqk", query + v, relative.flip(0))
+    position = torch.einsum("bqhd,khd->bhqk", query + v, relative)
     scores = (content + by_key(position)) * query.shape[-1] ** -0.5
     scores = scores.masked_fill(~allowed[:, None], -torch.inf)
     weights = scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))

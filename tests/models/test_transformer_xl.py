@@ -211,7 +211,7 @@ def test_relative_attention_is_its_formula(queries: int, past: int) -> None:
             seen = past + i + 1
             scores = [
                 (q[0, i, head] + bias_u[head]) @ k[0, j, head]
-                + (q[0, i, head] + bias_v[head]) @ relative[past + i - j, head]
+                + (q[0, i, head] + bias_v[head]) @ relative[keys - 1 - (past + i - j), head]
                 for j in range(seen)
             ]
             weights = (torch.stack(scores) / math.sqrt(3)).softmax(0)

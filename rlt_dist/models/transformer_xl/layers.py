@@ -4,6 +4,7 @@ Dai et al., "Transformer-XL", ACL 2019. Modules carry the names of the authors' 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.dropout import Dropout
-from rlt_dist.ops.relative import attend_relative
+from rlt_dist.ops.relative_function import heads_first, relative_attention
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
@@ -20,20 +21,25 @@ def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=device)
 
 
+class KeyValue(NamedTuple):
+    """Keys, which need no position of their own, and values, each [b, K, H, d_head]."""
+
+    k: Tensor
+    v: Tensor
+
+
 @dataclass(frozen=True)
 class Segment:
     """What every layer sees of a segment of T tokens behind P memory positions.
 
     Attributes:
-        allowed: bool [b, T, P + T], the keys that each token may attend to.
-        relative: [P + T, d], R of distances 0 .. P + T - 1 after dropout.
+        mask: [b, T, P + T], 0 at the keys that a token may attend to, else -inf.
         biases: u and v, each [H, d_head], shared by all layers.
         dropout: the masks of activations in this step.
         dropatt: the masks of attention weights in this step.
     """
 
-    allowed: Tensor
-    relative: Tensor
+    mask: Tensor
     biases: tuple[Tensor, Tensor]
     dropout: Dropout
     dropatt: Dropout
@@ -51,33 +57,26 @@ class RelativeAttention(nn.Module):
         self.layer_norm = nn.LayerNorm(config.d_model)
         self.head_width, self.pre_norm = config.head_width, config.pre_norm
 
-    def forward(self, x: Tensor, memory: Tensor, segment: Segment, layer: int) -> Tensor:
-        """x [b, T, d] behind memory [b, P, d], both of the layer's inputs, to [b, T, d]."""
-        seen = torch.cat((memory, x), dim=1)
-        if self.pre_norm:
-            seen = self.layer_norm(seen)
-        query, key, value = self._project(seen, x.shape[1])
-        attended = attend_relative(
-            query,
-            key,
-            value,
-            self._heads(self.r_net(segment.relative)),
-            segment.biases,
-            segment.allowed,
-            self._keep(query, key, segment.dropatt, layer),
+    def forward(
+        self, x: Tensor, memory: Tensor | KeyValue, relative: Tensor, segment: Segment, layer: int
+    ) -> tuple[Tensor, KeyValue]:
+        """x [b, T, d] behind P memory positions to [b, T, d], and the keys of both together."""
+        past = memory if isinstance(memory, KeyValue) else self._key_value(memory)
+        normed = self.layer_norm(x) if self.pre_norm else x
+        query, key, value = self._heads(self.qkv_net(normed)).chunk(3, dim=2)
+        seen = KeyValue(join(past.k, key), join(past.v, value))
+        keep = self._keep(query, seen.k, segment.dropatt, layer)
+        attended = relative_attention(
+            query, *seen, self._heads(relative), segment.biases, segment.mask, keep
         )
         x = x + segment.dropout(self.o_net(attended), "attn", layer)
-        return x if self.pre_norm else self.layer_norm(x)
+        return x if self.pre_norm else self.layer_norm(x), seen
 
-    def _project(self, seen: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values of everything seen, queries of its newest `length` tokens only."""
-        q, k, v = self.qkv_net.weight.chunk(3)
-        queries = seen[:, seen.shape[1] - length :]
-        return (
-            self._heads(F.linear(queries, q)),
-            self._heads(F.linear(seen, k)),
-            self._heads(F.linear(seen, v)),
-        )
+    def _key_value(self, memory: Tensor) -> KeyValue:
+        """Keys and values of what the layer was given before, [b, P, d]."""
+        normed = self.layer_norm(memory) if self.pre_norm else memory
+        weight = self.qkv_net.weight[self.o_net.in_features :]
+        return KeyValue(*self._heads(F.linear(normed, weight)).chunk(2, dim=2))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width))
@@ -112,7 +111,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor, dropout: Dropout, layer: int) -> Tensor:
         """x [b, T, d] to [b, T, d]."""
         normed = self.layer_norm(x) if self.pre_norm else x
-        inner = dropout(F.relu(self.CoreNet["0"](normed)), "ffn.inner", layer)
+        # Tokens in one dimension: autograd would copy a view that is changed in place.
+        inner = F.relu(self.CoreNet["0"](normed.flatten(0, 1)), inplace=True)
+        inner = dropout(inner.unflatten(0, x.shape[:2]), "ffn.inner", layer)
         x = x + dropout(self.CoreNet["3"](inner), "ffn", layer)
         return x if self.pre_norm else self.layer_norm(x)
 
@@ -125,16 +126,30 @@ class Layer(nn.Module):
         self.dec_attn = RelativeAttention(config)
         self.pos_ff = FeedForward(config)
 
-    def forward(self, x: Tensor, memory: Tensor, segment: Segment, layer: int) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor | KeyValue, relative: Tensor, segment: Segment, layer: int
+    ) -> tuple[Tensor, KeyValue]:
         """One layer over a segment.
 
         Args:
             x: [b, T, d].
-            memory: [b, P, d], what this layer was given before the segment, newest last.
+            memory: what this layer was given before the segment, newest last: [b, P, d], or the
+                keys and values of it.
+            relative: [P + T, H * d_head], the layer's W_R R of distances P + T - 1 .. 0.
             layer: index of the layer, which names its dropout masks.
 
         Returns:
-            [b, T, d].
+            [b, T, d], and keys and values of memory and segment together.
         """
-        x = self.dec_attn(x, memory, segment, layer)
-        return self.pos_ff(x, segment.dropout, layer)
+        x, seen = self.dec_attn(x, memory, relative, segment, layer)
+        return self.pos_ff(x, segment.dropout, layer), seen
+
+
+def join(past: Tensor, new: Tensor) -> Tensor:
+    """Past and new keys or values, [b, P + T, H, d_head], in the new ones' type.
+
+    They are laid out heads first, as the attention's products read them: joining them is the copy
+    that this layout needs in any case.
+    """
+    joint = torch.cat((heads_first(past).to(new.dtype), heads_first(new)), dim=2)
+    return joint.permute(1, 2, 0, 3)

@@ -3,6 +3,9 @@
 Dai et al., "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", ACL 2019.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +14,8 @@ from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
 from rlt_dist.models.state import State, counters
 from rlt_dist.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
-from rlt_dist.models.transformer_xl.layers import Layer, Segment
+from rlt_dist.models.transformer_xl.frozen import Derived
+from rlt_dist.models.transformer_xl.layers import KeyValue, Layer, Segment
 from rlt_dist.ops.noise import Noise, masked
 from rlt_dist.ops.reach import newest, reach_mask, segment_positions
 from rlt_dist.ops.relative import sinusoids
@@ -39,6 +43,7 @@ class TransformerXL(nn.Module):
         self.r_w_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.r_r_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.crit = AdaptiveSoftmax(config, clusters)
+        self._frozen: list[Derived] = []
 
     def forward(
         self, tokens: Tensor, document_start: Tensor, state: State, noise: Noise | None = None
@@ -58,14 +63,15 @@ class TransformerXL(nn.Module):
         position, next_position = segment_positions(document_start, state["position"])
         dropout = Dropout(self.config.dropout, noise)
         x = dropout(self.word_emb(tokens), "embed")
-        memory = [
-            newest(state[f"memory.{n}"], self.config.memory_len) for n in range(len(self.layers))
-        ]
-        segment = self._segment(position, memory[0].shape[1], dropout, x.dtype)
+        past = [self._past(state, n) for n in range(len(self.layers))]
+        count = (past[0].k if isinstance(past[0], KeyValue) else past[0]).shape[1]
+        segment = self._segment(position, count, dropout, x.dtype)
+        relative = self._relative(count + x.shape[1], dropout, x.dtype)
         carried = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
         for n, layer in enumerate(self.layers):
-            carried[f"memory.{n}"] = self._remember(memory[n], x)
-            x = layer(x, memory[n], segment, n)
+            given = x
+            x, seen = layer(given, past[n], relative[n], segment, n)
+            carried |= self._remember(state, n, given, seen)
         return dropout(x, "output"), carried
 
     def _segment(
@@ -74,21 +80,48 @@ class TransformerXL(nn.Module):
         """What all layers see of tokens at `position` [b, T] behind `past` memory positions."""
         config = self.config
         farthest = config.memory_len - 1 if config.same_length else None
-        shape = past + position.shape[1], config.d_model
-        relative = sinusoids(*shape, config.clamp_len, dtype, position.device)
+        allowed = reach_mask(position, past, farthest)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         return Segment(
-            allowed=reach_mask(position, past, farthest),
-            relative=masked(relative, dropout.shared_mask("relative", shape)),
+            mask=mask.masked_fill_(~allowed, -torch.inf),
             biases=(self.r_w_bias, self.r_r_bias),
             dropout=dropout,
             dropatt=Dropout(config.dropatt, dropout.noise),
         )
 
-    def _remember(self, memory: Tensor, x: Tensor) -> Tensor:
-        """The newest memory_len positions of [memory ; x], in a tensor that keeps nothing else."""
-        kept = newest(x, self.config.memory_len)
-        older = newest(memory, self.config.memory_len - kept.shape[1])
-        return torch.cat((older, kept), dim=1)
+    def _relative(self, count: int, dropout: Dropout, dtype: torch.dtype) -> list[Tensor]:
+        """W_R R of each layer, [count, H * d_head], for distances count - 1 .. 0."""
+
+        def project(count: int) -> list[Tensor]:
+            shape, device = (count, self.config.d_model), self.r_w_bias.device
+            relative = sinusoids(*shape, self.config.clamp_len, dtype, device)
+            relative = masked(relative, dropout.shared_mask("relative", shape)).flip(0)
+            return [layer.get_submodule("dec_attn.r_net")(relative) for layer in self.layers]
+
+        if not self._frozen or torch.is_grad_enabled() or dropout.noise is not None:
+            return project(count)
+        return self._frozen[-1].projected(count, project, self.layers, dtype)
+
+    def _past(self, state: State, n: int) -> Tensor | KeyValue:
+        """Layer n's memory in the form in which `state` has it."""
+        name, limit = f"memory.{n}", self.config.memory_len
+        if name in state:
+            return newest(state[name], limit)
+        return KeyValue(newest(state[f"{name}.k"], limit), newest(state[f"{name}.v"], limit))
+
+    def _remember(self, state: State, n: int, given: Tensor, seen: KeyValue) -> State:
+        """Layer n's memory after a segment, in the form in which `state` has it.
+
+        Inputs are copied where they would keep more than themselves alive; keys and values are the
+        end of what the next segment copies anyway.
+        """
+        name, limit = f"memory.{n}", self.config.memory_len
+        if name not in state:
+            return {f"{name}.k": newest(seen.k, limit), f"{name}.v": newest(seen.v, limit)}
+        if given.shape[1] == limit:
+            return {name: given}
+        kept = newest(given, limit)
+        return {name: torch.cat((newest(state[name], limit - kept.shape[1]), kept), dim=1)}
 
     def logits(self, output: Tensor) -> Tensor:
         """Log-odds of the next token, [..., V] in float32 or wider, for outputs [..., d].
@@ -112,10 +145,30 @@ class TransformerXL(nn.Module):
         return self.crit.loss(output, targets, self.word_emb)
 
     def empty_state(self, lanes: int) -> State:
-        """The state of lanes that have seen nothing."""
-        empty = self.r_w_bias.new_zeros(lanes, 0, self.config.d_model)
-        state = counters(lanes, empty.device)
-        return state | {f"memory.{n}": empty.clone() for n in range(self.config.layers)}
+        """The state of lanes that have seen nothing; of its keys and values inside `frozen`."""
+        config, like = self.config, self.r_w_bias
+        state = counters(lanes, like.device)
+        names = [f"memory.{n}" for n in range(config.layers)]
+        if not self._frozen:
+            return state | {name: like.new_zeros(lanes, 0, config.d_model) for name in names}
+        shape = (lanes, 0, config.heads, config.head_width)
+        return state | {f"{name}.{part}": like.new_zeros(shape) for name in names for part in "kv"}
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Weights stand still inside: what is derived from them alone is made once.
+
+        States that begin inside carry the keys and values of each layer's memory, `memory.n.k` and
+        `memory.n.v` [b, <= memory_len, H, d_head], in place of `memory.n`, so that no segment
+        projects the memory again; nor are relative positions projected again where no gradient is
+        asked for. Results are the same.
+        """
+        derived = Derived()
+        self._frozen.append(derived)
+        try:
+            yield
+        finally:
+            self._frozen.remove(derived)
 
     def initial_distribution(self, name: str, parameter: Tensor) -> Distribution:
         """Biases 0, norms N(1, 0.02), adaptive projections N(0, 0.01), all else N(0, 0.02)."""
