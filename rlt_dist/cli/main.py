@@ -6,6 +6,7 @@ import threading
 
 import typer
 
+from rlt_dist.cli.bench import bench_app
 from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
@@ -34,6 +35,7 @@ app.command("eval")(evaluate)
 app.command()(generate)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
+app.add_typer(bench_app, name="bench")
 app.command()(report)
 app.command()(doctor)
 

@@ -17,7 +17,9 @@ from pathlib import Path
 
 from rlt_dist.util.errors import UserError
 
-_SOURCES = [Path(__file__).with_name(name) for name in ("segment.cpp", "layer.h", "kernels.h")]
+_FOLDER = Path(__file__).parent
+_LOOP = _FOLDER / "segment.cpp"
+_HEADERS = [_FOLDER / name for name in ("layer.h", "kernels.h")]
 # No -ffast-math: linked in, it would set flush-to-zero for the whole process.
 _FLAGS = ["-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno"]
 _FLAGS += ["-fno-trapping-math"]
@@ -25,21 +27,21 @@ _MACHINE = {"x86_64": ["-march=native"], "aarch64": ["-mcpu=native"]}
 _SECONDS = 300
 
 
-@lru_cache(maxsize=1)
-def library() -> ctypes.CDLL:
-    """The compiled loop.
+@lru_cache
+def library(source: Path = _LOOP) -> ctypes.CDLL:
+    """The compiled loop, or another source that includes its headers.
 
     Raises:
         UserError: it cannot be compiled here; the message says why.
     """
     flags = [*_FLAGS, *_MACHINE.get(platform.machine(), [])]
-    path = _cache() / f"recurrence-{_fingerprint(flags)}.so"
+    path = _cache() / f"{source.stem}-{_fingerprint(source, flags)}.so"
     if not path.is_file():
-        _compile(flags, path)
+        _compile(source, flags, path)
     return ctypes.CDLL(str(path))
 
 
-def _compile(flags: list[str], path: Path) -> None:
+def _compile(source: Path, flags: list[str], path: Path) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise UserError("the native recurrence needs a C++ compiler: install g++, or set CXX")
@@ -47,7 +49,7 @@ def _compile(flags: list[str], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
-            command = [compiler, *flags, str(_SOURCES[0]), "-o", str(made)]
+            command = [compiler, *flags, f"-I{_FOLDER}", str(source), "-o", str(made)]
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_SECONDS, check=False
             )
@@ -64,11 +66,11 @@ def _cache() -> Path:
     return Path(base) / "rlt_dist"
 
 
-def _fingerprint(flags: list[str]) -> str:
+def _fingerprint(source: Path, flags: list[str]) -> str:
     """Of what is compiled, and for which processor: a home folder may serve unlike machines."""
     digest = hashlib.sha256(" ".join(flags).encode())
-    for source in _SOURCES:
-        digest.update(source.read_bytes())
+    for file in (source, *_HEADERS):
+        digest.update(file.read_bytes())
     digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 

@@ -1,0 +1,200 @@
+"""`rlt-dist bench`: variants of one computation side by side, in time and in memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rlt_dist.bench.compare import Bench, Comparison, Watch
+
+bench_app = typer.Typer(
+    help="Time variants of one computation in turn, and measure their memory.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+Variants = Annotated[
+    list[str] | None,
+    typer.Option("--variant", help="One of the variants; repeatable [default: all]."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads [default: the cores].")]
+Seconds = Annotated[
+    float, typer.Option(min=0.0, help="Time for the rounds of a shape; three are always run.")
+]
+Segments = Annotated[
+    int, typer.Option(min=1, help="Consecutive segments that peak memory is taken over.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One object a line.")]
+
+_DISTURBED = 0.1
+"""Cores kept busy by others from which on figures are not to be trusted."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line asked for."""
+
+    shapes: list[str] | None
+    variants: list[str] | None
+    threads: int | None
+    seconds: float
+    segments: int
+    as_json: bool
+
+
+@bench_app.command()
+def recurrence(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="d256, d128, d512, d256_b16 or d256_t512; repeatable [default: d256]."),
+    ] = None,
+    variant: Variants = None,
+    threads: Threads = None,
+    seconds: Seconds = 20.0,
+    segments: Segments = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Time the recurrence's backends on whole steps of training.
+
+    Variants: `reference`, `python` and `native` train RLT-1; `rlt0` is the same model without
+    feedback under plain autograd; `core` is native's decoder alone. `floor` is the matrix products
+    of native's step and nothing else: the decoder's and the feedback's with the compiled loop's own
+    kernels and rows, products with window and memory included, and all batched ones in torch;
+    neither norms, softmax and activations nor packing and allocation.
+
+    Peak memory is that above parameters, tokens and carried state, in a process for each variant.
+
+    Example: `rlt-dist bench recurrence --shape d256 --threads 2`
+    """
+    from rlt_dist.bench.recurrence import BENCH
+
+    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+
+
+@bench_app.command("transformer_xl")
+def transformer_xl(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="base; repeatable [default: base].")
+    ] = None,
+    variant: Variants = None,
+    threads: Threads = None,
+    seconds: Seconds = 20.0,
+    segments: Segments = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Time a step of training of Transformer-XL against the paper written down plainly.
+
+    Variants: `straightforward`, `ours`, and `floor`, the matrix products alone in torch: attention
+    with every key, seen or not; neither shifts, softmax and norms nor allocation.
+
+    Example: `rlt-dist bench transformer_xl --threads 2`
+    """
+    from rlt_dist.bench.transformer_xl import BENCH
+
+    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+
+
+@bench_app.command()
+def evaluation(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="len800, len1800 or len3800; repeatable [default: len800]."),
+    ] = None,
+    variant: Variants = None,
+    threads: Threads = None,
+    seconds: Seconds = 20.0,
+    segments: Segments = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Time Transformer-XL's evaluation by token: carried memory against a recomputed window.
+
+    Variants: `window` runs all tokens that one attends to through the model for each token;
+    `cached` scores segments of 128 behind a full memory. At len3800 a window takes many seconds.
+
+    Example: `rlt-dist bench evaluation --shape len800 --threads 2`
+    """
+    from rlt_dist.bench.evaluation import BENCH
+
+    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+
+
+def _run(bench: "Bench", wish: Wish) -> None:
+    import os
+    import sys
+
+    from rich.console import Console
+
+    from rlt_dist.bench.compare import Choice, compare, pick
+
+    shapes = wish.shapes or [next(iter(bench.shapes))]
+    pick("shape", bench.shapes, shapes)
+    threads = wish.threads or len(os.sched_getaffinity(0))
+    choice = Choice(threads, wish.seconds, wish.segments, wish.variants or ())
+    # Off a terminal rich assumes 80 columns, which would cut numbers.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for shape in shapes:
+        with _progress(f"{bench.name} {shape}") as watch:
+            found = compare(bench, shape, choice, watch)
+        if wish.as_json:
+            _print_json(bench.name, shape, threads, found)
+            continue
+        title = f"{bench.name} {shape}, threads: {threads}, rounds: {found.rounds}"
+        console.print(_table(title, found, wish.segments))
+        _warn(found)
+
+
+def _print_json(bench: str, shape: str, threads: int, found: "Comparison") -> None:
+    from rlt_dist.util.records import to_json
+
+    for row in found.rows:
+        record: dict[str, Any] = {"bench": bench, "variant": row.variant, "shape": shape}
+        record |= {"threads": threads, "seconds": row.seconds, "ratio": row.ratio}
+        print(to_json(record | {"peak_bytes": row.peak_bytes}), flush=True)
+
+
+def _table(title: str, found: "Comparison", segments: int) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column("variant")
+    of_what = "" if segments == 1 else f", {segments} segments"
+    for name in ("median", "quartiles", "ratio", "of floor", f"peak MiB{of_what}"):
+        table.add_column(name, justify="right")
+    for row in found.rows:
+        low, high = row.quartiles
+        peak = "-" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}"
+        table.add_row(
+            row.variant,
+            f"{row.seconds * 1e3:,.2f} ms",
+            f"{low * 1e3:,.2f} - {high * 1e3:,.2f}",
+            *("-" if x is None else f"{x:.2f}x" for x in (row.ratio, row.over_floor)),
+            peak,
+        )
+    return table
+
+
+def _warn(found: "Comparison") -> None:
+    if found.disturbance is not None and found.disturbance > _DISTURBED:
+        typer.echo(
+            f"warning: other processes kept {found.disturbance:.1f} cores busy while this was "
+            "timed; repeat it on a quiet machine",
+            err=True,
+        )
+
+
+@contextmanager
+def _progress(name: str) -> Iterator["Watch"]:
+    """What is being done, on a terminal; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(name) as status:
+        yield lambda doing: status.update(f"{name}: {doing}")

@@ -1,0 +1,54 @@
+"""What timing and memory figures are made of."""
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+
+from rlt_dist.bench.memory import peak_above_inputs
+from rlt_dist.bench.timing import LEAST_ROUNDS, Disturbance, time_in_rounds
+
+
+def test_every_step_is_warmed_up_once_and_then_run_once_a_round() -> None:
+    calls: list[str] = []
+    watched: list[int] = []
+    steps = {name: partial(calls.append, name) for name in "abc"}
+    seconds = time_in_rounds(steps, budget=0.0, watch=watched.append)
+    assert watched == list(range(LEAST_ROUNDS + 1))
+    assert calls[:3] == ["a", "b", "c"]
+    rounds = [calls[i : i + 3] for i in range(3, len(calls), 3)]
+    assert len(rounds) == LEAST_ROUNDS
+    assert all(Counter(each) == Counter("abc") for each in rounds)
+    assert {name: len(runs) for name, runs in seconds.items()} == dict.fromkeys("abc", LEAST_ROUNDS)
+
+
+def test_a_longer_budget_gives_more_rounds() -> None:
+    seconds = time_in_rounds({"a": list}, budget=1.0, watch=[].append)
+    assert len(seconds["a"]) > LEAST_ROUNDS
+
+
+def test_one_s_own_work_is_no_disturbance() -> None:
+    with Disturbance() as disturbance:
+        sum(range(200_000))
+    assert disturbance.cores is None or disturbance.cores >= 0
+
+
+MEBIBYTE = 1 << 20
+
+
+class Filling:
+    """Takes 24 MiB, fills them and frees them, five times over; its inputs are 8 MiB."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.ones(8 * MEBIBYTE // 4)
+
+    def __call__(self) -> None:
+        for _ in range(5):
+            torch.ones(24 * MEBIBYTE // 4)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_peak_is_what_stands_at_once_above_the_inputs(segments: int) -> None:
+    peak = peak_above_inputs(Filling, threads=1, segments=segments)
+    assert peak is None or 23.5 <= peak / MEBIBYTE <= 25
