@@ -17,6 +17,7 @@ from rlt_dist.config.model import RltConfig, TransformerXLConfig
 from rlt_dist.models.build import initial_model
 from rlt_dist.models.state import detach
 from rlt_dist.models.transformer_xl.model import TransformerXL
+from rlt_dist.ops.recurrence.dispatch import Recurrence
 
 LANES, TOKENS = 3, 6
 RLT = RltConfig(
