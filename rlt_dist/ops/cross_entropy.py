@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlt_dist.ops.precision import add_product_, product_dtype, wide
+
 # Every block reads and writes a gradient of W's size once, which fewer tokens would not be worth;
 # the logits of many more have left the cache when the softmax comes to them.
 _LEAST_TOKENS, _LEAST_LOGITS = 512, 1 << 20
@@ -21,7 +23,7 @@ _LEAST_TOKENS, _LEAST_LOGITS = 512, 1 << 20
 def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x W^T + b, [..., V] in float32 or wider, for hidden [..., d], weight [V, d], bias [V]."""
     logits = F.linear(hidden, weight, bias)
-    return logits.to(_wide(logits.dtype))
+    return logits.to(wide(logits.dtype))
 
 
 def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
@@ -58,26 +60,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
     ) -> Tensor:
-        dtype = _product_dtype(hidden)
-        wide = _wide(dtype)
+        dtype = product_dtype(hidden)
+        sums = wide(dtype)
         x, w, b = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
         dx = torch.empty(x.shape, dtype=dtype, device=x.device)
-        dw = torch.zeros(w.shape, dtype=wide, device=x.device)
-        db = None if b is None else torch.zeros(b.shape, dtype=wide, device=x.device)
-        loss = torch.zeros((), dtype=wide, device=x.device)
+        dw = torch.zeros(w.shape, dtype=sums, device=x.device)
+        db = None if b is None else torch.zeros(b.shape, dtype=sums, device=x.device)
+        loss = torch.zeros((), dtype=sums, device=x.device)
         size = _block(len(w))
         buffer = torch.empty(min(size, len(x)), len(w), dtype=dtype, device=x.device)
         blocks = (tensor.split(size) for tensor in (x, targets, dx))
         with torch.autocast(x.device.type, enabled=False):
             for rows, wanted, drows in zip(*blocks, strict=True):
                 logits = _linear(rows, w, b, out=buffer[: len(rows)])
-                dlogits = logits.to(wide)  # the same tensor unless products are narrower
+                dlogits = logits.to(sums)  # the same tensor unless products are narrower
                 loss += _loss_and_gradient_(dlogits, wanted)
                 if db is not None:
                     db += dlogits.sum(dim=0)
                 narrow = logits.copy_(dlogits)
                 torch.mm(narrow, w, out=drows)
-                _add_product_(dw, narrow.T, rows)
+                add_product_(dw, narrow.T, rows)
         ctx.save_for_backward(dx.to(hidden.dtype), dw, db)
         return loss
 
@@ -112,21 +114,3 @@ def _loss_and_gradient_(logits: Tensor, targets: Tensor) -> Tensor:
     nll = largest - wanted - logits.amax(dim=-1).log()
     logits[at] -= 1
     return nll.sum()
-
-
-def _add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, where total may be wider than the product."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """The type in which F.linear would multiply x here."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)

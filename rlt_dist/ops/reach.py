@@ -44,6 +44,12 @@ def reach_mask(position: Tensor, past: int, limit: int | None) -> Tensor:
     return (distance >= 0) & (distance <= farthest[:, :, None])
 
 
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, else -inf: what is added to scores before their softmax."""
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, -torch.inf)
+
+
 def newest(keys: Tensor, limit: int | None) -> Tensor:
     """The last `limit` entries along dimension 1 (all for None): what a later token may see."""
     if limit is None:

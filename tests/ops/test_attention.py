@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rlt_dist.ops.attention import attend
+from rlt_dist.ops.reach import additive
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -13,7 +14,9 @@ def test_attention_is_a_masked_softmax_over_the_shared_heads(kv_heads):
     key, value = torch.randn(2, b, keys, kv_heads, width, dtype=torch.float64)
     allowed = torch.rand(b, queries, keys) < 0.6
     allowed[..., 0] = True
-    attended = attend(query, key, value, allowed).unflatten(-1, (heads, width))
+    attended = attend(query, key, value, additive(allowed, query.dtype)).unflatten(
+        -1, (heads, width)
+    )
     for row, q, h in ((r, q, h) for r in range(b) for q in range(queries) for h in range(heads)):
         group = h * kv_heads // heads
         seen = allowed[row, q]
@@ -23,11 +26,11 @@ def test_attention_is_a_masked_softmax_over_the_shared_heads(kv_heads):
 
 def test_a_key_that_is_not_allowed_changes_no_bit():
     query, key, value = torch.randn(3, 1, 4, 2, 4)
-    allowed = torch.ones(1, 4, 4, dtype=torch.bool).tril()
-    before = attend(query, key, value, allowed)
+    mask = additive(torch.ones(1, 4, 4, dtype=torch.bool).tril(), query.dtype)
+    before = attend(query, key, value, mask)
     key, value = key.clone(), value.clone()
     key[:, 2], value[:, 2] = 1e3, -1e3
-    after = attend(query, key, value, allowed)
+    after = attend(query, key, value, mask)
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2:], after[:, 2:])
 
@@ -35,4 +38,4 @@ def test_a_key_that_is_not_allowed_changes_no_bit():
 def test_cached_entries_take_the_precision_of_the_query():
     query = torch.randn(1, 2, 2, 4, dtype=torch.bfloat16)
     key, value = torch.randn(2, 1, 3, 2, 4)
-    assert attend(query, key, value, torch.ones(1, 2, 3, dtype=torch.bool)).dtype == query.dtype
+    assert attend(query, key, value, query.new_zeros(1, 2, 3)).dtype == query.dtype

@@ -1,17 +1,18 @@
 """Layers of the Recurrent Looped Transformer: pre-norm residual blocks without biases."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.ops.attention import attend
+from rlt_dist.ops.norm import norm_linear
 from rlt_dist.ops.recurrence.problem import LayerWeights
 from rlt_dist.ops.rotary import rotate
+from rlt_dist.ops.swiglu import swiglu_linear
 
 Tables = tuple[Tensor, Tensor]
 
@@ -28,6 +29,12 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False)
 
 
+def projections(x: Tensor, norm: nn.RMSNorm, *linears: nn.Linear) -> tuple[Tensor, ...]:
+    """What each of the projections makes of norm(x), in the type that autocast asks for."""
+    eps = cast(float, norm.eps)
+    return norm_linear(x, norm.weight, eps, [linear.weight for linear in linears])
+
+
 class SelfAttention(nn.Module):
     """q, k, v, o of grouped-query self-attention; used by encoder, decoder, or both when tied."""
 
@@ -40,14 +47,12 @@ class SelfAttention(nn.Module):
         self.o = linear(config.heads * width, d)
         self.head_width = width
 
-    def query(self, x: Tensor, tables: Tables) -> Tensor:
-        """Rotated queries [b, T, H, d_head]."""
-        return rotate(self.q(x).unflatten(-1, (-1, self.head_width)), *tables)
-
-    def key_value(self, x: Tensor, tables: Tables) -> KeyValue:
-        """Rotated keys and values of x's tokens, [b, T, KV, d_head]."""
-        k = rotate(self.k(x).unflatten(-1, (-1, self.head_width)), *tables)
-        return KeyValue(k, self.v(x).unflatten(-1, (-1, self.head_width)).to(k.dtype))
+    def forward(self, x: Tensor, norm: nn.RMSNorm, tables: Tables) -> tuple[Tensor, KeyValue]:
+        """Rotated queries [b, T, H, d_head], keys and values [b, T, KV, d_head] of norm(x)."""
+        projected = projections(x, norm, self.q, self.k, self.v)
+        q, k, v = (heads.unflatten(-1, (-1, self.head_width)) for heads in projected)
+        k = rotate(k, *tables)
+        return rotate(q, *tables), KeyValue(k, v.to(k.dtype))
 
 
 class CrossAttention(nn.Module):
@@ -61,7 +66,7 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x)."""
+    """SwiGLU: down(silu(gate n) * up n) of n = norm(x)."""
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
@@ -69,8 +74,9 @@ class FeedForward(nn.Module):
         self.up = linear(config.d_model, config.ffn)
         self.down = linear(config.ffn, config.d_model)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+    def forward(self, x: Tensor, norm: nn.RMSNorm) -> Tensor:
+        gate, up = projections(x, norm, self.gate, self.up)
+        return swiglu_linear(gate, up, self.down.weight)
 
 
 @dataclass(frozen=True)
@@ -99,24 +105,24 @@ class EncoderLayer(nn.Module):
         self.ffn = FeedForward(config)
 
     def forward(
-        self, x: Tensor, segment: Segment, past: KeyValue, allowed: Tensor, layer: int
+        self, x: Tensor, segment: Segment, past: KeyValue, mask: Tensor, layer: int
     ) -> tuple[Tensor, KeyValue]:
         """One layer over a segment.
 
         Args:
             x: [b, T, d].
             past: the carried entries, [b, P, KV, d_head].
-            allowed: bool [b, T, P + T].
+            mask: [b, T, P + T], 0 where a token sees an entry, else -inf, in the type of products.
             layer: index of the layer, which names its dropout masks.
 
         Returns:
             the layer's output [b, T, d], and the carried entries followed by the segment's.
         """
-        normed = self.attn_norm(x)
-        seen = append(past, self.attn.key_value(normed, segment.tables))
-        attended = attend(self.attn.query(normed, segment.tables), *seen, allowed)
+        query, new = self.attn(x, self.attn_norm, segment.tables)
+        seen = append(past, new)
+        attended = attend(query, *seen, mask)
         x = x + segment.dropout(self.attn.o(attended), "encoder.attn", layer)
-        x = x + segment.dropout(self.ffn(self.ffn_norm(x)), "encoder.ffn", layer)
+        x = x + segment.dropout(self.ffn(x, self.ffn_norm), "encoder.ffn", layer)
         return x, seen
 
 

@@ -17,7 +17,8 @@ from rlt_dist.models.rlt.pieces import Memory, Merge
 from rlt_dist.models.state import State, counters
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
 from rlt_dist.ops.noise import Noise
-from rlt_dist.ops.reach import newest, reach_mask, segment_positions
+from rlt_dist.ops.precision import product_dtype
+from rlt_dist.ops.reach import additive, newest, reach_mask, segment_positions
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 from rlt_dist.ops.rotary import rotary_tables
 
@@ -80,10 +81,11 @@ class RecurrentLoopedTransformer(nn.Module):
         """x [b, T, d] through every encoder layer."""
         limit = self.config.memory_len
         carried: State = {}
-        allowed = reach_mask(segment.position, state["encoder.0.k"].shape[1], limit)
+        seen = reach_mask(segment.position, state["encoder.0.k"].shape[1], limit)
+        mask = additive(seen, product_dtype(x))
         for i, layer in enumerate(self.encoder):
-            x, seen = layer(x, segment, _entries(state, f"encoder.{i}"), allowed, i)
-            carried |= _carried(f"encoder.{i}", seen, limit)
+            x, entries = layer(x, segment, _entries(state, f"encoder.{i}"), mask, i)
+            carried |= _carried(f"encoder.{i}", entries, limit)
         return x, carried
 
     def _remember(self, e: Tensor, segment: Segment, state: State) -> tuple[list[KeyValue], State]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlt_dist.ops.reach import reach_mask
+from rlt_dist.ops.reach import additive, reach_mask
 from rlt_dist.ops.recurrence.chunks import Chunks, Slots, plan_chunks
 
 
@@ -113,11 +113,8 @@ class Plan:
         slot = torch.arange(self.shape.window, device=self.position.device)
         near = slot >= self.ranges()[0][:, :, None]
         seen = reach_mask(self.position.T, self.past, self.reach).transpose(0, 1)
-        masks = (self._additive(near), self._additive(seen))
+        masks = [additive(allowed, self.cos.dtype) for allowed in (near, seen)]
         return padded(self.cos), padded(self.sin), padded(masks[0]), padded(masks[1])
-
-    def _additive(self, allowed: Tensor) -> Tensor:
-        return torch.zeros_like(allowed, dtype=self.cos.dtype).masked_fill(~allowed, -torch.inf)
 
 
 class Memory(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.recurrence.feedback import enter_known
 from rlt_dist.ops.recurrence.gradients import add_gradients, zero_gradients
 from rlt_dist.ops.recurrence.parts import Cut
@@ -57,7 +58,7 @@ def forward(
 ) -> tuple[Tensor, Border, list[Part]]:
     """Outputs s [T, B, d], what the segment leaves behind, and its parts."""
     s, before, store, parts = torch.empty_like(operands.e), operands.before(), Store(), []
-    precision = _precision(s)
+    precision = product_dtype(s)
     for first in range(0, len(s), cut.length):
         tokens = slice(first, min(first + cut.length, len(s)))
         given = operands.part(tokens, before)
@@ -111,9 +112,3 @@ def _replay(loop: Loop, part: Part, s: Tensor, store: Store) -> Tape:
             "inputs changed between forward and backward?"
         )
     return tape
-
-
-def _precision(x: Tensor) -> torch.dtype:
-    """The type that products with x are formed in here and now."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
