@@ -10,7 +10,7 @@ from rlt_dist.ops.recurrence import recompute
 from rlt_dist.ops.recurrence.feedback import enter, enter_backward
 from rlt_dist.ops.recurrence.parts import Cut
 from rlt_dist.ops.recurrence.problem import Memory, Operands, Plan
-from rlt_dist.ops.recurrence.steps import layer_backward, layer_forward
+from rlt_dist.ops.recurrence.steps import layer_backward, layer_forward, view_of
 from rlt_dist.ops.recurrence.tape import Tape
 
 MakeLoop = Callable[[Operands], recompute.Loop]
@@ -60,16 +60,16 @@ class PythonLoop:
         """Fill the tape."""
         plan = tape.plan
         for k, at in enumerate(plan.chunks.slots):
-            sight, x = plan.sight(at), enter(tape.feedback, plan.chunks, k, at)
+            view, x = view_of(plan, k, at), enter(tape.feedback, plan.chunks, k, at)
             for layer in tape.layers:
-                x = layer_forward(x, layer, at, sight, plan.shape)
+                x = layer_forward(x, layer, at, view, plan.shape)
             at.put(tape.feedback.s[1:], x)
 
     def backward(self, tape: Tape) -> None:
         """Fill its gradients, those of activations only."""
         plan = tape.plan
         for k, at in reversed(list(enumerate(plan.chunks.slots))):
-            sight, dy = plan.sight(at), at.get(tape.feedback.ds[1:])
+            view, dy = view_of(plan, k, at), at.get(tape.feedback.ds[1:])
             for layer in reversed(tape.layers):
-                dy = layer_backward(dy, layer, at, sight, plan.shape)
+                dy = layer_backward(dy, layer, at, view, plan.shape)
             enter_backward(tape.feedback, plan.chunks, k, at, dy)

@@ -109,6 +109,15 @@ class Plan:
         return window, (self.past + token - farthest).clamp(min=0)
 
     @cached_property
+    def seen(self) -> list[slice]:
+        """For each chunk, the memory entries outside of which none of its tokens sees any."""
+        farthest = torch.full_like(self.chunks.first, self.past)
+        farthest.scatter_reduce_(0, self.chunks.number, self.ranges()[1], reduce="amin")
+        end = torch.where(self.chunks.length > 0, self.chunks.first + self.chunks.length, 0)
+        starts, ends = farthest.amin(dim=1).tolist(), end.amax(dim=1).tolist()
+        return [slice(a, self.past + b) for a, b in zip(starts, ends, strict=True)]
+
+    @cached_property
     def _tables(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         slot = torch.arange(self.shape.window, device=self.position.device)
         near = slot >= self.ranges()[0][:, :, None]
@@ -122,6 +131,10 @@ class Memory(NamedTuple):
 
     k: Tensor
     v: Tensor
+
+    def part(self, entries: slice) -> "Memory":
+        """Some of the entries, [B, KV, m, w]."""
+        return Memory(self.k[:, :, entries], self.v[:, :, entries])
 
 
 class LayerWeights(NamedTuple):

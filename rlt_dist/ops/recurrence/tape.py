@@ -7,6 +7,7 @@ the same buffers.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,15 +42,15 @@ class LayerTape:
         memory: the entries that tokens may see, the first of `memory_rows`.
         entries: keys and values [W + T, B, 2, KV, w]: W - 1 carried in, then the tokens'.
         dentries: their gradients.
-        kept: by name, activations [T + 1, B, ...] and, in backward, gradients.
+        kept: by name, buffers [T + 1, B, ...]: forward's, and in backward its own.
     """
 
     dentries: Tensor
 
     def __init__(self, plan: Plan, operands: Operands, layer: int, store: Store) -> None:
         self.weights = operands.weights[layer]
-        memory, seen = operands.memories[plan.groups[layer]], plan.past + plan.chunks.tokens
-        self.memory = Memory(memory.k[:, :, :seen], memory.v[:, :, :seen])
+        memory, known = operands.memories[plan.groups[layer]], plan.past + plan.chunks.tokens
+        self.memory = Memory(memory.k[:, :, :known], memory.v[:, :, :known])
         self.memory_rows = memory.k.shape[2]
         masks = plan.masks[layer]
         self.masks = LayerMasks(*(mask if mask is None else padded(mask) for mask in masks))
@@ -57,15 +58,17 @@ class LayerTape:
         room = window.new_zeros(plan.chunks.tokens + 1, *window.shape[1:])
         self.entries = torch.cat((window, room))
         self._tokens, self._window = plan.chunks.tokens, plan.shape.window
-        self._sizes = _sizes(plan, operands, layer)
+        seen = self.entries.unfold(0, self._window, 1).movedim(-1, -2)
+        self._keys, self._values = seen.unbind(dim=2)
+        self._sizes = buffer_sizes(plan, operands, layer)
         self._layer, self._template = layer, operands.e
-        self.kept = self._allocate(store, forward=True)
+        self.kept = self._allocate(self._sizes.forward, store)
 
     def begin_backward(self, dwindow: Tensor, store: Store) -> None:
         """Make room for gradients; `dwindow` is that of the window after the segment."""
         self.dentries = torch.zeros_like(self.entries)
         self.dentries[self._tokens : self._tokens + self._window - 1] = dwindow
-        self.kept |= self._allocate(store, forward=False)
+        self.kept |= self._allocate(self._sizes.backward, store)
 
     def get(self, at: Slots, name: str) -> Tensor:
         """A chunk's part [C, B, ...] of a buffer."""
@@ -96,9 +99,7 @@ class LayerTape:
 
     def windows(self, at: Slots) -> tuple[Tensor, Tensor]:
         """Keys and values that each token of a chunk sees, each [C, B, KV, W, w]."""
-        seen = self.entries.unfold(0, self._window, 1)
-        k, v = at.get(seen).movedim(-1, -2).unbind(dim=2)
-        return k, v
+        return at.get(self._keys), at.get(self._values)
 
     def add_to_windows(self, at: Slots, dk: Tensor, dv: Tensor) -> None:
         """Add gradients [C, B, KV, W, w] to the entries that each token saw."""
@@ -110,38 +111,51 @@ class LayerTape:
             entries = self.dentries[slot:]
             at.put(entries, at.get(entries) + both[..., slot, :])
 
-    def _allocate(self, store: Store, *, forward: bool) -> dict[str, Tensor]:
+    def _allocate(self, sizes: "Sizes", store: Store) -> dict[str, Tensor]:
         lanes = self._template.shape[1]
         return {
             name: store.take(self._layer, name, (self._tokens + 1, lanes, *size), self._template)
-            for name, size in self._sizes.items()
-            if name.startswith("d_") != forward
+            for name, size in sizes.items()
         }
 
 
-def _sizes(plan: Plan, operands: Operands, layer: int) -> dict[str, tuple[int, ...]]:
-    """What is kept of a token: activations, and gradients under names that begin with d_.
+Sizes = dict[str, tuple[int, ...]]
+"""By the name of a buffer, what it holds of a token."""
 
-    A sublayer's input is kept normalised, with the 1 / rms that made it so.
+
+class BufferSizes(NamedTuple):
+    """Attributes:
+    forward: what forward keeps.
+    backward: what backward adds while it is at a part: gradients, and the activations that cost
+        more to keep for a whole segment than to form again from what forward kept.
     """
+
+    forward: Sizes
+    backward: Sizes
+
+
+def buffer_sizes(plan: Plan, operands: Operands, layer: int) -> BufferSizes:
+    """A layer's buffers. A sublayer's input is kept normalised, with the 1 / rms of it."""
     shape, weights = plan.shape, operands.weights[layer]
     d, queries = operands.e.shape[2], shape.heads * shape.head_width
     memory = plan.past + plan.chunks.tokens
     heads = (shape.heads, shape.head_width)
-    return {
+    forward: Sizes = {
         "attn_input": (d,),
         "attn_scale": (1,),
         "query": heads,
         "weight": (shape.heads, shape.window),
-        "attended": (queries,),
         "cross_input": (d,),
         "cross_scale": (1,),
         "cross_query": heads,
-        "cross_weight": (shape.heads, memory),
         "crossed": (queries,),
         "ffn_input": (d,),
         "ffn_scale": (1,),
         "gate_up": (len(weights.gate_up),),
+    }
+    backward: Sizes = {
+        "attended": (queries,),
+        "cross_weight": (shape.heads, memory),
         "d_attn": (d,),
         "d_qkv": (len(weights.qkv),),
         "d_cross": (d,),
@@ -151,16 +165,16 @@ def _sizes(plan: Plan, operands: Operands, layer: int) -> dict[str, tuple[int, .
         "d_ffn": (d,),
         "d_gate_up": (len(weights.gate_up),),
     }
+    return BufferSizes(forward, backward)
 
 
 def bytes_of_token(plan: Plan, operands: Operands) -> tuple[int, int]:
     """Bytes that a token of all lanes takes on a tape, in forward and, besides, in backward."""
     bytes_of_number = operands.e.shape[1] * operands.e.element_size()
-    numbers = [0, 0]
-    for layer in range(len(plan.groups)):
-        for name, shape in _sizes(plan, operands, layer).items():
-            numbers[name.startswith("d_")] += prod(shape)
-    return numbers[0] * bytes_of_number, numbers[1] * bytes_of_number
+    layers = [buffer_sizes(plan, operands, layer) for layer in range(len(plan.groups))]
+    forward = sum(prod(size) for layer in layers for size in layer.forward.values())
+    backward = sum(prod(size) for layer in layers for size in layer.backward.values())
+    return forward * bytes_of_number, backward * bytes_of_number
 
 
 def bytes_of_border(operands: Operands) -> int:

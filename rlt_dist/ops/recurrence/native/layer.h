@@ -21,10 +21,12 @@ template <class F> struct Layer {
   const F *memory_k, *memory_v;               // the first M of [B, KV, memory_rows, w]
   const F *attn_mask, *cross_mask, *ffn_mask; // [T, B, d] or null
   F *entries, *dentries;                      // [W - 1 + T, B, 2, KV, w]
-  // Kept for backward, and by it for the weight gradients.
-  F *attn_input, *attn_scale, *query, *weight, *attended;             // [T, B, d | 1 | H w | H W | H w]
-  F *cross_input, *cross_scale, *cross_query, *cross_weight, *crossed; // [T, B, d | 1 | H w | H M | H w]
-  F *ffn_input, *ffn_scale, *gate_up_kept;                             // [T, B, d | 1 | 2 f]
+  // Kept by forward.
+  F *attn_input, *attn_scale, *query, *weight;          // [T, B, d | 1 | H w | H W]
+  F *cross_input, *cross_scale, *cross_query, *crossed; // [T, B, d | 1 | H w | H w]
+  F *ffn_input, *ffn_scale, *gate_up_kept;              // [T, B, d | 1 | 2 f]
+  // Formed by backward for weight and memory gradients; the first two are forward's, formed again.
+  F *attended, *cross_weight;                   // [T, B, H w | H M]
   F *d_attn, *d_qkv;                            // [T, B, d | (H + 2 KV) w]
   F *d_cross, *d_cross_q, *d_crossed, *d_score; // [T, B, d | H w | H w | H M]
   F *d_ffn, *d_gate_up;                         // [T, B, d | 2 f]
@@ -32,9 +34,9 @@ template <class F> struct Layer {
 
 // Working memory of one thread.
 template <class F> struct Scratch {
-  std::vector<F> normed, wide, narrow, grad;
-  void reserve(int rows, int widest, int d) {
-    normed.resize((size_t)rows * widest), wide.resize((size_t)rows * (widest + 64));
+  std::vector<F> normed, wide, narrow, grad, weight;
+  void reserve(int rows, int widest, int d, int memory) {
+    weight.resize(memory), normed.resize((size_t)rows * widest), wide.resize((size_t)rows * (widest + 64));
     narrow.resize((size_t)rows * (d + 64)), grad.resize((size_t)rows * (widest + 64));
   }
 };
@@ -105,7 +107,6 @@ void self_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *row
       softmax(weight + from, s.window - from);
       for (int j = from; j < s.window; j++) add_scaled(out + h * s.width, weight[j], v + j * hop, s.width);
     }
-    copy(l.attended + (int64_t)rows[i] * queries, out, queries);
   }
   product(l.o, a.normed.data(), n, a.narrow.data());
   add_branch(x, a.narrow.data(), l.o.stride(), l.attn_mask, rows, n, s.d);
@@ -122,7 +123,8 @@ void self_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, cons
   for (int i = 0; i < n; i++) {
     const F *first = l.entries + (int64_t)rows[i] * entry;
     F *dfirst = l.dentries + (int64_t)rows[i] * entry, *dq = l.d_qkv + (int64_t)rows[i] * total;
-    std::memset(dq, 0, queries * sizeof(F));
+    F *attended = l.attended + (int64_t)rows[i] * queries;
+    std::memset(dq, 0, queries * sizeof(F)), std::memset(attended, 0, queries * sizeof(F));
     for (int h = 0; h < s.heads; h++) {
       const F *dout = &a.grad[(int64_t)i * stride + h * s.width];
       const F *q = l.query + (int64_t)rows[i] * queries + h * s.width;
@@ -131,6 +133,7 @@ void self_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, cons
       for (int j = from; j < s.window; j++) dscore[j] = dot(dout, first + j * hop + at + keys, s.width);
       softmax_backward(&dscore[from], weight + from, s.window - from);
       for (int j = from; j < s.window; j++) {
+        add_scaled(attended + h * s.width, weight[j], first + j * hop + at + keys, s.width);
         add_scaled(dq + h * s.width, dscore[j], first + j * hop + at, s.width);
         add_scaled(dfirst + j * hop + at, dscore[j], q, s.width);
         add_scaled(dfirst + j * hop + at + keys, weight[j], dout, s.width);
@@ -150,6 +153,13 @@ void self_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, cons
 
 // -- attention to the encoder memory -----------------------------------------------------------
 
+// A query's weights on the memory entries that it sees, `from` .. `to` - 1.
+template <class F>
+inline void memory_weight(const F *query, const F *k, int width, int from, int to, F *weight) {
+  for (int j = from; j < to; j++) weight[j] = dot(query, k + (int64_t)j * width, width);
+  softmax(weight + from, to - from);
+}
+
 template <class F>
 void cross_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *rows, int n, Scratch<F> &a) {
   const int queries = s.heads * s.width, repeat = s.heads / s.kv_heads, stride = l.cross_q.stride();
@@ -164,10 +174,8 @@ void cross_attention(const Segment<F> &s, const Layer<F> &l, F *x, const int *ro
     std::memset(out, 0, queries * sizeof(F));
     for (int h = 0; h < s.heads; h++) {
       const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory_rows * s.width;
-      F *weight = l.cross_weight + ((int64_t)rows[i] * s.heads + h) * s.memory;
-      for (int j = from; j < to; j++)
-        weight[j] = dot(query + h * s.width, l.memory_k + base + (int64_t)j * s.width, s.width);
-      softmax(weight + from, to - from);
+      F *weight = a.weight.data();
+      memory_weight(query + h * s.width, l.memory_k + base, s.width, from, to, weight);
       for (int j = from; j < to; j++)
         add_scaled(out + h * s.width, weight[j], l.memory_v + base + (int64_t)j * s.width, s.width);
     }
@@ -190,7 +198,8 @@ void cross_attention_backward(const Segment<F> &s, const Layer<F> &l, F *dx, con
     std::memset(dq, 0, queries * sizeof(F));
     for (int h = 0; h < s.heads; h++) {
       const int64_t base = ((int64_t)lane * s.kv_heads + h / repeat) * s.memory_rows * s.width;
-      const F *weight = l.cross_weight + ((int64_t)rows[i] * s.heads + h) * s.memory;
+      F *weight = l.cross_weight + ((int64_t)rows[i] * s.heads + h) * s.memory;
+      memory_weight(l.cross_query + (int64_t)rows[i] * queries + h * s.width, l.memory_k + base, s.width, from, to, weight);
       F *dscore = l.d_score + ((int64_t)rows[i] * s.heads + h) * s.memory;
       for (int j = from; j < to; j++)
         dscore[j] = dot(dout + h * s.width, l.memory_v + base + (int64_t)j * s.width, s.width);

@@ -15,22 +15,22 @@ from rlt_dist.ops.recurrence.tape import FeedbackTape, LayerTape, Tape
 _PANEL_BYTES = 256
 """Bytes of a packed row of a panel: four vectors of 64 bytes (kernels.h)."""
 
-_ACTIVATIONS = [
+_FORWARD = [
     "attn_input",
     "attn_scale",
     "query",
     "weight",
-    "attended",
     "cross_input",
     "cross_scale",
     "cross_query",
-    "cross_weight",
     "crossed",
     "ffn_input",
     "ffn_scale",
     "gate_up",
 ]
-_GRADIENTS = [
+_BACKWARD = [
+    "attended",
+    "cross_weight",
     "d_attn",
     "d_qkv",
     "d_cross",
@@ -76,7 +76,7 @@ class _Layer(Structure):
         *((f"memory_{name}", c_void_p) for name in Memory._fields),
         *((f"{name}_mask", c_void_p) for name in LayerMasks._fields),
         *((name, c_void_p) for name in ("entries", "dentries")),
-        *((f"{name}_kept", c_void_p) for name in (*_ACTIVATIONS, *_GRADIENTS)),
+        *((f"{name}_kept", c_void_p) for name in (*_FORWARD, *_BACKWARD)),
     )
 
 

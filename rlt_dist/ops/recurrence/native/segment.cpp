@@ -30,7 +30,7 @@ public:
     int longest = 0;
     for (int i = 0; i < c.count * s.lanes; i++) longest = std::max(longest, c.length[i]);
     int n = longest * (to - from), qkv = (s.heads + 2 * s.kv_heads) * s.width;
-    scratch.reserve(std::max(n, to - from), std::max({2 * s.ffn, qkv, 2 * s.d}), s.d);
+    scratch.reserve(std::max(n, to - from), std::max({2 * s.ffn, qkv, 2 * s.d}), s.d, s.memory);
     x.resize((size_t)n * s.d), h.resize((size_t)(to - from) * s.d);
   }
 
