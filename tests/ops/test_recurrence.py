@@ -17,6 +17,7 @@ from rlt_dist.models.state import State, detach
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.reach import segment_positions
 from rlt_dist.ops.recurrence import dispatch
+from rlt_dist.ops.recurrence.arithmetic import normalise
 from rlt_dist.ops.recurrence.chunks import plan_chunks
 from rlt_dist.ops.recurrence.dispatch import Recurrence
 from rlt_dist.ops.recurrence.native import build
@@ -123,6 +124,13 @@ def test_float32_is_close_to_the_reference_in_float64(fast, feedback):
     case = Case({"feedback": feedback, "memory_len": 6, "window": 4})
     found = {name: tensor.double() for name, tensor in run(case, fast, torch.float32).items()}
     assert worst(found, run(case, "reference")) <= 1e-4
+
+
+def test_norms_are_not_rounded_where_products_are():
+    x = torch.randn(5, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = normalise(x, 1e-5)
+    assert all(map(torch.equal, found, normalise(x, 1e-5)))
 
 
 @pytest.mark.parametrize("feedback", [0, 1, 3])

@@ -21,7 +21,8 @@ def product_backward(dy: Tensor, weight: Tensor) -> Tensor:
 
 def normalise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """n = x / rms(x), and 1 / rms(x) [..., 1]."""
-    scale = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
+    # Not vecdot, whose operands autocast would round.
+    scale = (x * x).mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
     return x * scale, scale
 
 
