@@ -76,14 +76,15 @@ def test_a_state_that_is_not_finite_is_left_to_the_step_s_guard(problem, backend
     assert operands.e.grad[:, 0].isfinite().all()
 
 
-def test_recomputed_products_are_formed_in_the_precision_of_forward(problem):
+@pytest.mark.parametrize("backend", ["python", "native"])
+def test_recomputed_products_are_formed_in_the_precision_of_forward(problem, backend):
     plan, operands = problem
     operands = operands.like([x.detach().float().requires_grad_() for x in operands.flat()])
     plan = replace(plan, cos=plan.cos.float(), sin=plan.sin.float())
     found = []
     for chunk in ("none", 5):
         with torch.autocast("cpu", torch.bfloat16):
-            s, _ = Recurrence("python", chunk).run(plan, operands)
+            s, _ = Recurrence(backend, chunk).run(plan, operands)
         s.square().sum().backward()
         found.append(operands.e.grad.clone())
         operands.e.grad = None
@@ -123,3 +124,23 @@ def test_what_was_freed_in_a_first_backward_is_recomputed_in_a_second(problem, b
     first = operands.e.grad.clone()
     s.sum().backward()
     assert (operands.e.grad - 2 * first).abs().max() <= 1e-12 * first.abs().max()
+
+
+@pytest.mark.parametrize("backend", ["python", "native"])
+@pytest.mark.parametrize("chunk", ["none", 4])
+def test_a_weight_changed_before_backward_is_an_error(problem, backend, chunk):
+    plan, operands = problem
+    s, _ = Recurrence(backend, chunk).run(plan, operands)
+    with torch.no_grad():
+        operands.weights[0].down.mul_(3.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        s.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["python", "native"])
+def test_a_gradient_of_the_gradient_is_an_error_not_a_number(problem, backend):
+    plan, operands = problem
+    s, _ = Recurrence(backend).run(plan, operands)
+    (gradient,) = torch.autograd.grad(s.square().sum(), operands.e, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.square().sum().backward()

@@ -30,8 +30,8 @@ def enter_known(tape: FeedbackTape, chunks: Chunks, s: Tensor) -> Tensor:
     if tape.inputs is None:
         return tape.e[:-1]
     h = tape.boundary_states(chunks.first, chunks.fresh, chunks.start)
-    tape.r, tape.r_scale = normalise(h, tape.eps)
-    tape.fed = product(tape.r, tape.inputs.weight)
+    tape.r[:], tape.r_scale[:] = normalise(h, tape.eps)
+    tape.fed[:] = product(tape.r, tape.inputs.weight)
     fed = tape.fed[chunks.number, torch.arange(s.shape[1], device=s.device)]
     return _merge(tape.e[:-1], tape.gate_e[:-1], fed, tape.alpha)
 

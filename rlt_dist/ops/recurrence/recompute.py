@@ -12,7 +12,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.recurrence.feedback import enter_known
 from rlt_dist.ops.recurrence.gradients import add_gradients, zero_gradients
 from rlt_dist.ops.recurrence.parts import Cut
@@ -28,6 +27,9 @@ Rounding gives a thousandth of it; what was recomputed with other weights or inp
 
 class Loop(Protocol):
     """Passes over tapes, chunk by chunk, with the weights of one segment."""
+
+    def precision(self, x: Tensor) -> torch.dtype:
+        """The type that it forms products with x in, here and now."""
 
     def forward(self, tape: Tape) -> None:
         """Fill the tape."""
@@ -58,7 +60,7 @@ def forward(
 ) -> tuple[Tensor, Border, list[Part]]:
     """Outputs s [T, B, d], what the segment leaves behind, and its parts."""
     s, before, store, parts = torch.empty_like(operands.e), operands.before(), Store(), []
-    precision = product_dtype(s)
+    precision = loop.precision(s)
     for first in range(0, len(s), cut.length):
         tokens = slice(first, min(first + cut.length, len(s)))
         given = operands.part(tokens, before)

@@ -26,12 +26,17 @@ class Store:
         self._flat: dict[tuple[int, str], Tensor] = {}
 
     def take(self, layer: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor of that shape, of `like`'s type and place: zeros if `_SPARSE`, else anything."""
+        """A tensor [T + 1, ...] of `like`'s type and place.
+
+        `_SPARSE` ones are zeros. Of others only the slot of padding is, which a replay does not
+        write and the loop in torch reads.
+        """
         flat, size = self._flat.get((layer, name)), prod(shape)
         if flat is None or len(flat) < size:
             flat = self._flat[layer, name] = like.new_empty(size)
         taken = flat[:size].view(shape)
-        return taken.zero_() if name in _SPARSE else taken
+        (taken if name in _SPARSE else taken[-1]).zero_()
+        return taken
 
 
 class LayerTape:

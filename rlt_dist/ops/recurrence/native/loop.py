@@ -147,6 +147,10 @@ class NativeLoop:
             raise TypeError(f"the compiled recurrence computes in float32 or float64, not {dtype}")
         self._operands = operands
 
+    def precision(self, x: Tensor) -> torch.dtype:
+        """That of x: autocast means nothing to it."""
+        return x.dtype
+
     def forward(self, tape: Tape) -> None:
         """Fill the tape."""
         _Call(tape, self._forward_packs, backward=False).run()
@@ -170,7 +174,8 @@ class _Call:
     def __init__(self, tape: Tape, packs: _Packs, *, backward: bool) -> None:
         self._held: list[Tensor] = []
         self._packs, self._backward = packs, backward
-        self._double = tape.feedback.e.dtype == torch.float64
+        self._dtype = tape.feedback.e.dtype
+        self._double = self._dtype == torch.float64
         segment, feedback = _structs(c_double if self._double else c_float)
         self.segment = self._segment(segment(), tape)
         layers = [
@@ -198,6 +203,16 @@ class _Call:
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
+    def _address(self, tensor: Tensor) -> int:
+        """The address of a buffer that the loop reads and writes as it stands.
+
+        Raises:
+            TypeError: it would read other numbers there than the tensor holds.
+        """
+        if tensor.dtype != self._dtype or not tensor.is_contiguous():
+            raise TypeError(f"a buffer of {tensor.dtype}, strides {tensor.stride()}, is no array")
+        return tensor.data_ptr()
+
     def _segment(self, segment: Any, tape: Tape) -> Any:
         plan, (_, lanes, d) = tape.plan, tape.feedback.e.shape
         shape, memory = plan.shape, tape.layers[0].memory.k.shape[2]
@@ -206,30 +221,30 @@ class _Call:
         rows = tape.layers[0].memory_rows
         window_from, memory_from = plan.ranges()
         segment.__init__(*sizes, shape.window, ffn, memory, rows, plan.past, shape.eps)
-        segment.cos, segment.sin = self._hold(plan.cos), self._hold(plan.sin)
+        segment.cos, segment.sin = (self._hold(x.to(self._dtype)) for x in (plan.cos, plan.sin))
         segment.window_from = self._hold(window_from.to(torch.int32))
         segment.memory_from = self._hold(memory_from.to(torch.int32))
         return segment
 
     def _layer(self, tape: LayerTape, packs: dict[str, _Packed]) -> _Layer:
-        layer = _Layer(entries=tape.entries.data_ptr())
+        layer = _Layer(entries=self._address(tape.entries))
         for name, packed in packs.items():
             setattr(layer, f"{name}_t" if self._backward else name, packed)
         for name, tensor in tape.memory._asdict().items():
-            setattr(layer, f"memory_{name}", tensor.data_ptr())
+            setattr(layer, f"memory_{name}", self._address(tensor[0, 0]))
         for name, mask in tape.masks._asdict().items():
             if mask is not None:
-                setattr(layer, f"{name}_mask", self._hold(mask.to(tape.entries.dtype)))
+                setattr(layer, f"{name}_mask", self._hold(mask.to(self._dtype)))
         for name, tensor in tape.kept.items():
-            setattr(layer, f"{name}_kept", tensor.data_ptr())
+            setattr(layer, f"{name}_kept", self._address(tensor))
         if self._backward:
-            layer.dentries = tape.dentries.data_ptr()
+            layer.dentries = self._address(tape.dentries)
         return layer
 
     def _feedback(self, feedback: Any, tape: FeedbackTape) -> Any:
         for name in _FEEDBACK:
             if hasattr(tape, name):
-                setattr(feedback, name, getattr(tape, name).data_ptr())
+                setattr(feedback, name, self._address(getattr(tape, name)))
         if tape.inputs is not None:
             feedback.alpha = tape.alpha
             setattr(feedback, "weight_t" if self._backward else "weight", self._packs.feedback)
