@@ -10,8 +10,8 @@ from rlt_dist.ops.recurrence.tape import bytes_of_border, bytes_of_token
 
 Choice = int | Literal["auto", "none"]
 
-_SHORT = 32
-"""Tokens of a part where nothing is recomputed: so many that a product over them is a large one."""
+_ROWS = 256
+"""Tokens of all lanes in a part where nothing is recomputed: a product over them is a large one."""
 
 
 class Cut(NamedTuple):
@@ -26,24 +26,25 @@ class Cut(NamedTuple):
 
 def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
     """The parts of a segment, for `recompute.decoder_chunk` and a budget in bytes."""
+    tokens, lanes = plan.position.shape
+    short = max(1, _ROWS // lanes)
     if not torch.is_grad_enabled():
-        return Cut(_SHORT, keep=False)
+        return Cut(short, keep=False)
     if choice == "none":
-        return Cut(_SHORT, keep=True)
+        return Cut(short, keep=True)
     if choice != "auto":
-        return Cut(choice, keep=choice >= len(plan.position))
-    return _longest(len(plan.position), plan, operands, budget)
-
-
-def _longest(tokens: int, plan: Plan, operands: Operands, budget: int) -> Cut:
-    """Everything kept if it fits, else the longest parts that fit, else the smallest sum."""
+        return Cut(choice, keep=choice >= tokens)
     forward, backward = bytes_of_token(plan, operands)
-    if tokens * forward + min(tokens, _SHORT) * backward <= budget:
-        return Cut(_SHORT, keep=True)
+    if tokens * forward + min(tokens, short) * backward <= budget:
+        return Cut(short, keep=True)
+    return _longest(tokens, forward + backward, bytes_of_border(operands), budget)
+
+
+def _longest(tokens: int, token: int, border: int, budget: int) -> Cut:
+    """The longest parts that fit, given bytes of a token and of a border; else the least bytes."""
 
     def cost(length: int) -> int:
-        borders = ceil(tokens / length) - 1
-        return length * (forward + backward) + borders * bytes_of_border(operands)
+        return length * token + (ceil(tokens / length) - 1) * border
 
     fitting = (length for length in range(tokens, 0, -1) if cost(length) <= budget)
     return Cut(next(fitting, None) or min(range(1, tokens + 1), key=cost), keep=False)
