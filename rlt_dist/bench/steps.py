@@ -1,14 +1,12 @@
 """All that the benchmarks ask of a model: a step of training, a segment or token of evaluation."""
 
-from contextlib import ExitStack
-
 import torch
 from torch import Tensor
 
 from rlt_dist.config.model import ModelConfig
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State, detach
-from rlt_dist.models.transformer_xl.model import TransformerXL
+from rlt_dist.models.transformer_xl.model import FrozenTransformerXL, TransformerXL
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
 
@@ -49,10 +47,9 @@ class CachedEvaluation:
 
     def __init__(self, model: TransformerXL, tokens: int) -> None:
         batch = random_tokens(1, tokens + 1, model.vocabulary)
-        self._model, self._inputs, self._targets = model, batch[:, :-1], batch[:, 1:]
+        self._model, self._inputs, self._targets = model.frozen(), batch[:, :-1], batch[:, 1:]
         self._start = torch.zeros_like(self._inputs, dtype=torch.bool)
-        self._frozen = _enter_frozen(model)
-        self._state = _full_state(model)
+        self._state = _full_state(self._model, model.config.memory_len)
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
@@ -66,9 +63,8 @@ class WindowEvaluation:
 
     def __init__(self, model: TransformerXL) -> None:
         batch = random_tokens(1, model.config.memory_len + 1, model.vocabulary)
-        self._model, self._inputs, self._targets = model, batch[:, :-1], batch[:, -1:]
+        self._model, self._inputs, self._targets = model.frozen(), batch[:, :-1], batch[:, -1:]
         self._start = torch.zeros_like(self._inputs, dtype=torch.bool)
-        self._frozen = _enter_frozen(model)
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
@@ -77,16 +73,9 @@ class WindowEvaluation:
         return self._model.nll(output[:, -1:], self._targets)
 
 
-def _enter_frozen(model: Model) -> ExitStack:
-    """Weights stand still from now on until what is returned is closed or forgotten."""
-    stack = ExitStack()
-    stack.enter_context(model.frozen())
-    return stack
-
-
-def _full_state(model: TransformerXL) -> State:
+def _full_state(model: FrozenTransformerXL, length: int) -> State:
     """A state as after a long document; running one would take longer than the benchmark."""
-    length, state = model.config.memory_len, model.empty_state(1)
+    state = model.empty_state(1)
     counts = {name: torch.full_like(state[name], length) for name in ("position", "tokens")}
     memories = {
         name: torch.randn(1, length, *state[name].shape[2:])

@@ -67,16 +67,15 @@ def evaluate(
         float64 [3]: sums of -log p, of tokens, of bytes; to be summed over ranks.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=byte_lengths.device)
-    state = None
-    with model.frozen():
-        for batch in batches:
-            if state is None or not carried:
-                state = model.empty_state(batch.tokens.shape[0])
-            nll, new_state = batch_nll(model, batch, state, config)
-            state = detach(new_state)
-            mask = batch.loss_mask
-            scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()
-            sums += torch.stack((nll[mask].double().sum(), mask.sum(), scored_bytes))
+    frozen, state = model.frozen(), None
+    for batch in batches:
+        if state is None or not carried:
+            state = frozen.empty_state(batch.tokens.shape[0])
+        nll, new_state = batch_nll(frozen, batch, state, config)
+        state = detach(new_state)
+        mask = batch.loss_mask
+        scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()
+        sums += torch.stack((nll[mask].double().sum(), mask.sum(), scored_bytes))
     return sums
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
-from rlt_dist.models.build import Model
+from rlt_dist.models.build import Frozen, Model
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.recurrence.dispatch import Recurrence
@@ -31,7 +31,9 @@ def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
 
-def batch_nll(model: Model, batch: Batch, state: State, config: RunConfig) -> tuple[Tensor, State]:
+def batch_nll(
+    model: Model | Frozen, batch: Batch, state: State, config: RunConfig
+) -> tuple[Tensor, State]:
     """-log p of every target, without dropout.
 
     Args:
@@ -42,7 +44,7 @@ def batch_nll(model: Model, batch: Batch, state: State, config: RunConfig) -> tu
         [b, T], masked targets included, and the state after the batch.
     """
     with autocast(config, batch.tokens.device):
-        output, new_state = _run(model, batch, state, config, None)
+        output, new_state = model(batch.tokens[:, :-1], _starts(batch, config), state)
         return model.nll(output, batch.tokens[:, 1:]), new_state
 
 
@@ -61,17 +63,13 @@ def batch_loss(
     """
     targets, scored = batch.tokens[:, 1:].flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
     with autocast(config, batch.tokens.device):
-        output, new_state = _run(model, batch, state, config, noise)
+        output, new_state = model(batch.tokens[:, :-1], _starts(batch, config), state, noise)
         # Masked tokens are left out, not weighted with 0: 0 times a number that is not finite
         # would spoil the loss and every gradient.
         return model.loss(output.flatten(0, 1)[scored], targets[scored]), new_state
 
 
-def _run(
-    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise | None
-) -> tuple[Tensor, State]:
-    """The model's outputs [b, T, d], and the state after the batch."""
+def _starts(batch: Batch, config: RunConfig) -> Tensor:
+    """bool [b, T], True where a lane's state starts afresh."""
     start = batch.document_start
-    if config.state.reset == "never":
-        start = torch.zeros_like(start)
-    return model(batch.tokens[:, :-1], start, state, noise)
+    return torch.zeros_like(start) if config.state.reset == "never" else start

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlt_dist.config.run import RunConfig
 from rlt_dist.data.tokenizer import Tokenizer
 from rlt_dist.inference.forward import autocast
 from rlt_dist.inference.load import Trained
+from rlt_dist.models.build import Frozen
+from rlt_dist.models.state import State
 from rlt_dist.util.errors import UserError
 
 
@@ -65,32 +68,32 @@ def generate(
 ) -> Iterator[bytes]:
     """The continuation of a prompt, token by token as bytes, until end-of-text or `limit`.
 
+    The model is free for other use between two tokens, but its weights have to stand still.
+
     Raises:
         UserError: the prompt is empty; the model predicts from what it has read.
+        RuntimeError: Transformer-XL's weights were seen to have moved between two tokens.
     """
-    model, tokenizer = trained.model, trained.tokenizer
+    frozen, tokenizer = trained.model.frozen(), trained.tokenizer
     ids = tokenizer.encode(prompt)
     if not len(ids):
         raise UserError("the prompt is empty; give at least one character to go on from")
-    device = next(model.parameters()).device
+    device = next(trained.model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.from_numpy(ids).long().to(device)[None]
-    with model.frozen():
-        state, last = model.empty_state(1), int(ids[-1])
-        for piece in tokens.split(trained.config.data.segment, dim=1):
-            logits, state = _read(trained, piece, state)
-        for _ in range(limit):
-            if logits.isnan().any() or not logits.max().isfinite():
-                raise UserError(
-                    f"{trained.run_folder}: the model's output is not finite; it diverged"
-                )
-            probabilities = log_distribution(logits.double().cpu(), sampling).exp()
-            token = torch.multinomial(probabilities, 1, generator=generator)
-            if token.item() == tokenizer.end_of_text:
-                return
-            yield _text_after(tokenizer, last, int(token))
-            last = int(token)
-            logits, state = _read(trained, token[None].to(device), state)
+    state, last = frozen.empty_state(1), int(ids[-1])
+    for piece in tokens.split(trained.config.data.segment, dim=1):
+        logits, state = _read(frozen, trained.config, piece, state)
+    for _ in range(limit):
+        if logits.isnan().any() or not logits.max().isfinite():
+            raise UserError(f"{trained.run_folder}: the model's output is not finite; it diverged")
+        probabilities = log_distribution(logits.double().cpu(), sampling).exp()
+        token = torch.multinomial(probabilities, 1, generator=generator)
+        if token.item() == tokenizer.end_of_text:
+            return
+        yield _text_after(tokenizer, last, int(token))
+        last = int(token)
+        logits, state = _read(frozen, trained.config, token[None].to(device), state)
 
 
 def _text_after(tokenizer: Tokenizer, last: int, token: int) -> bytes:
@@ -98,11 +101,9 @@ def _text_after(tokenizer: Tokenizer, last: int, token: int) -> bytes:
     return tokenizer.decode([last, token])[len(tokenizer.decode([last])) :]
 
 
-def _read(
-    trained: Trained, tokens: Tensor, state: dict[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
+def _read(model: Frozen, config: RunConfig, tokens: Tensor, state: State) -> tuple[Tensor, State]:
     """Consume tokens [1, n]; logits [V] for the next one, and the new state."""
     start = torch.zeros_like(tokens, dtype=torch.bool)
-    with autocast(trained.config, tokens.device):
-        output, state = trained.model(tokens, start, state)
-        return trained.model.logits(output[:, -1])[0], state
+    with autocast(config, tokens.device):
+        output, state = model(tokens, start, state)
+        return model.logits(output[:, -1])[0], state

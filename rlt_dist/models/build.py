@@ -5,12 +5,16 @@ import torch
 from rlt_dist.config.model import ModelConfig, RltConfig
 from rlt_dist.models.initial import initialise
 from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
-from rlt_dist.models.transformer_xl.model import TransformerXL
+from rlt_dist.models.transformer_xl.model import FrozenTransformerXL, TransformerXL
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
 Model = RecurrentLoopedTransformer | TransformerXL
 """Both have forward (the composing function), logits, nll, loss (the sum of nll, for training),
 empty_state, frozen and initial_distribution."""
+
+Frozen = RecurrentLoopedTransformer | FrozenTransformerXL
+"""What `frozen` of a model gives, to evaluate with while weights stand still: both have forward
+without noise (by a call), logits, nll and empty_state."""
 
 
 def build_model(

@@ -30,7 +30,11 @@ def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Ten
     """-log p(target), [n], for hidden [n, d], weight [V, d], bias [V] and targets int64 [n].
 
     Products have the type that autocast asks for; the softmax is taken in float32 or wider.
+
+    Raises:
+        IndexError: a target is no row of `weight`; no number means "ignore".
     """
+    _check(targets, len(weight))
     size = _block(len(weight))
     blocks = zip(hidden.split(size), targets.split(size), strict=True)
     nll = [
@@ -45,11 +49,16 @@ def linear_cross_entropy(
 ) -> Tensor:
     """The sum of `linear_nll` over all tokens, a scalar, in the memory of one block.
 
-    Its backward scales in place what forward formed, so it can run only once; a second one raises
-    RuntimeError.
+    Only the gradients that autograd asks for are formed. Backward scales them in place, so it can
+    run only once, be it for one operand or for all; a second one raises RuntimeError.
+
+    Raises:
+        IndexError: as `linear_nll`.
     """
-    if not torch.is_grad_enabled():
+    operands = (hidden, weight) if bias is None else (hidden, weight, bias)
+    if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
         return linear_nll(hidden, weight, bias, targets).sum()
+    _check(targets, len(weight))
     return _LinearCrossEntropy.apply(hidden, weight, bias, targets)
 
 
@@ -63,31 +72,51 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype = product_dtype(hidden)
         sums = wide(dtype)
         x, w, b = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        dx = torch.empty(x.shape, dtype=dtype, device=x.device)
-        dw = torch.zeros(w.shape, dtype=sums, device=x.device)
-        db = None if b is None else torch.zeros(b.shape, dtype=sums, device=x.device)
+        to_x, to_w, to_b, _ = ctx.needs_input_grad
+        dx = torch.empty(x.shape, dtype=dtype, device=x.device) if to_x else None
+        dw = torch.zeros(w.shape, dtype=sums, device=x.device) if to_w else None
+        db = torch.zeros(len(w), dtype=sums, device=x.device) if to_b else None
         loss = torch.zeros((), dtype=sums, device=x.device)
         size = _block(len(w))
         buffer = torch.empty(min(size, len(x)), len(w), dtype=dtype, device=x.device)
-        blocks = (tensor.split(size) for tensor in (x, targets, dx))
         with torch.autocast(x.device.type, enabled=False):
-            for rows, wanted, drows in zip(*blocks, strict=True):
+            for block in (slice(i, i + size) for i in range(0, len(x), size)):
+                rows = x[block]
                 logits = _linear(rows, w, b, out=buffer[: len(rows)])
                 dlogits = logits.to(sums)  # the same tensor unless products are narrower
-                loss += _loss_and_gradient_(dlogits, wanted)
+                loss += _loss_and_gradient_(dlogits, targets[block])
                 if db is not None:
                     db += dlogits.sum(dim=0)
                 narrow = logits.copy_(dlogits)
-                torch.mm(narrow, w, out=drows)
-                add_product_(dw, narrow.T, rows)
-        ctx.save_for_backward(dx.to(hidden.dtype), dw, db)
+                if dx is not None:
+                    torch.mm(narrow, w, out=dx[block])
+                if dw is not None:
+                    add_product_(dw, narrow.T, rows)
+        ctx.save_for_backward(None if dx is None else dx.to(hidden.dtype), dw, db)
+        ctx.spent = False
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.spent:
+            raise RuntimeError(
+                "the backward of linear_cross_entropy can run only once, since it scales its "
+                "gradients in place; ask for all gradients at once, or form the loss again"
+            )
+        ctx.spent = True
         gradients = (None if g is None else g.mul_(dloss) for g in ctx.saved_tensors)
         return (*gradients, None)
+
+
+def _check(targets: Tensor, vocabulary: int) -> None:
+    """Indexing would take a negative target from the end, F.cross_entropy would skip -100."""
+    if not targets.numel():
+        return
+    least, most = (int(bound) for bound in targets.aminmax())
+    if least < 0 or most >= vocabulary:
+        wrong = least if least < 0 else most
+        raise IndexError(f"target {wrong} is none of the ids 0 .. {vocabulary - 1}")
 
 
 def _block(vocabulary: int) -> int:

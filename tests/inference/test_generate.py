@@ -51,6 +51,26 @@ def test_the_same_seed_draws_the_same_text_and_another_another(trained: Any) -> 
     assert text(model, hot, seed=1) != text(model, hot, seed=2)
 
 
+def test_the_model_is_free_between_two_tokens(trained: Any) -> None:
+    model = trained("xl")
+    said = generate(model, PROMPT, 20, GREEDY, 0)
+    first = next(said)
+    state, prompt = model.model.empty_state(1), torch.tensor([list(PROMPT)])
+    assert "memory.0" in state
+    output, _ = model.model(prompt, torch.zeros_like(prompt, dtype=torch.bool), state)
+    output.sum().backward()
+    assert first + b"".join(said) == text(model)
+
+
+def test_weights_that_move_between_two_tokens_are_an_error(trained: Any) -> None:
+    model = trained("xl")
+    said = generate(model, PROMPT, 20, GREEDY, 0)
+    next(said)
+    model.model.load_state_dict(model.model.state_dict())
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        next(said)
+
+
 def test_drawing_leaves_the_global_generator_alone(trained: Any) -> None:
     model = trained("rlt1")
     torch.manual_seed(0)

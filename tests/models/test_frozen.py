@@ -1,5 +1,6 @@
 """Where weights stand still, results are the same, and nothing derived outlives them."""
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from rlt_dist.config.model import RltConfig, TransformerXLConfig
 from rlt_dist.models.build import initial_model
 from rlt_dist.models.state import State
-from rlt_dist.models.transformer_xl.model import TransformerXL
+from rlt_dist.models.transformer_xl.model import FrozenTransformerXL, TransformerXL
 
 LANES, VOCABULARY, TOKENS = 2, 11, 14
 SIZES = {"d_model": 8, "heads": 2, "d_inner": 12, "layers": 2}
@@ -67,7 +68,7 @@ def text() -> Tensor:
     return torch.randint(VOCABULARY, (LANES, TOKENS), generator=chance)
 
 
-def run(model: TransformerXL, case: Case) -> tuple[Tensor, State]:
+def run(model: TransformerXL | FrozenTransformerXL, case: Case) -> tuple[Tensor, State]:
     """Outputs [b, T, d] and the last state."""
     start = torch.zeros(LANES, TOKENS, dtype=torch.bool)
     for lane, at in case.documents:
@@ -94,8 +95,7 @@ def test_results_are_those_of_weights_that_may_move(case: Case) -> None:
     model = build(**case.options)
     with torch.no_grad():
         expected, after = run(model, case)
-        with model.frozen():
-            found, state = run(model, case)
+        found, state = run(model.frozen(), case)
     assert_same(found, expected)
     assert torch.equal(state["position"], after["position"])
     assert torch.equal(state["tokens"], after["tokens"])
@@ -107,61 +107,99 @@ def test_bfloat16_products_give_the_same_too() -> None:
     model = build().float()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected, _ = run(model, PLAIN)
-        with model.frozen():
-            found, _ = run(model, PLAIN)
+        found, _ = run(model.frozen(), PLAIN)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() <= 0.02 * expected.abs().max()
 
 
-def test_another_precision_inside_is_noticed() -> None:
+@torch.no_grad()
+def test_another_precision_is_noticed() -> None:
     model = build().float()
-    with torch.no_grad(), model.frozen():
-        with torch.autocast("cpu", torch.bfloat16):
-            run(model, PLAIN)
-        found, _ = run(model, PLAIN)
-    assert (found - run(model, PLAIN)[0]).abs().max() <= 1e-5
+    frozen = model.frozen()
+    with torch.autocast("cpu", torch.bfloat16):
+        run(frozen, PLAIN)
+    assert (run(frozen, PLAIN)[0] - run(model, PLAIN)[0]).abs().max() <= 1e-5
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("change", [{"clamp_len": 1}, {"memory_len": 2}, {"same_length": True}])
+def test_a_setting_that_names_no_parameter_may_change(change: dict[str, Any]) -> None:
+    model = build()
+    frozen = model.frozen()
+    before, _ = run(frozen, PLAIN)
+    model.config = model.config.model_copy(update=change)
+    found, _ = run(frozen, PLAIN)
+    assert_same(found, run(model, PLAIN)[0])
+    assert not torch.equal(found, before)
+
+
+@torch.no_grad()
 def test_a_state_holds_keys_and_values_or_inputs_never_both() -> None:
     model = build()
-    with torch.no_grad(), model.frozen():
-        _, inside = run(model, PLAIN)
-    _, outside = run(model, PLAIN)
-    assert {name for name in inside if "0" in name} == {"memory.0.k", "memory.0.v"}
-    assert {name for name in outside if "0" in name} == {"memory.0"}
+    _, keys = run(model.frozen(), PLAIN)
+    _, inputs = run(model, PLAIN)
+    assert {name for name in keys if "0" in name} == {"memory.0.k", "memory.0.v"}
+    assert {name for name in inputs if "0" in name} == {"memory.0"}
 
 
-def test_weights_that_move_inside_are_noticed() -> None:
+def load(model: TransformerXL) -> None:
+    model.load_state_dict({name: x * 1.25 for name, x in model.state_dict().items()})
+
+
+def step(model: TransformerXL) -> None:
+    run(model, PLAIN)[0].sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("move", [load, step, TransformerXL.float])
+def test_weights_that_move_are_noticed(move: Any) -> None:
     model = build()
-    with torch.no_grad(), model.frozen():
-        run(model, PLAIN)
-        shift(model, 0.3)
-        found, _ = run(model, PLAIN)
-    assert_same(found, run(model, PLAIN)[0].detach())
+    frozen = model.frozen()
+    with torch.no_grad():
+        run(frozen, PLAIN)
+    move(model)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="weights have changed"):
+            run(frozen, PLAIN)
+        expected, _ = run(model, PLAIN)
+        assert (run(model.frozen(), PLAIN)[0] - expected).abs().max() <= 1e-5
 
 
+@torch.no_grad()
 def test_nothing_derived_is_there_the_next_time() -> None:
     """Even where weights are set in a way that leaves no trace on them."""
     model = build()
-    with torch.no_grad():
-        with model.frozen():
-            run(model, PLAIN)
-        for parameter in model.parameters():
-            parameter.data.mul_(1.25)
+    run(model.frozen(), PLAIN)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.25)
+    assert_same(run(model.frozen(), PLAIN)[0], run(model, PLAIN)[0])
+
+
+def test_a_model_made_in_inference_mode_gives_the_same_too() -> None:
+    with torch.inference_mode():
+        model = build()
         expected, _ = run(model, PLAIN)
-        with model.frozen():
-            found, _ = run(model, PLAIN)
-    assert_same(found, expected)
+        assert_same(run(model.frozen(), PLAIN)[0], expected)
+    with torch.no_grad():
+        assert_same(run(model.frozen(), PLAIN)[0], expected)
 
 
-def test_an_error_inside_ends_it() -> None:
+def test_gradients_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="no gradients"):
+        run(build().frozen(), PLAIN)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_the_model_itself_refuses_a_state_of_keys(gradients: bool) -> None:
+    """It could not tell whether they are of its weights, nor give them a gradient."""
     model = build()
-    with pytest.raises(ZeroDivisionError), model.frozen():
-        raise ZeroDivisionError
-    assert "memory.0" in model.empty_state(1)
+    state = model.frozen().empty_state(LANES)
+    start = torch.zeros(LANES, TOKENS, dtype=torch.bool)
+    with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match="empty_state"):
+        model(text(), start, state)
 
 
-def test_gradients_inside_are_whole() -> None:
+def test_the_model_trains_as_ever_in_between() -> None:
     model = build()
 
     def gradients() -> dict[str, Tensor]:
@@ -169,31 +207,25 @@ def test_gradients_inside_are_whole() -> None:
         run(model, PLAIN)[0].square().sum().backward()
         return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-    expected = gradients()
-    with model.frozen():
-        with torch.no_grad():
-            run(model, PLAIN)
-        found = gradients()
+    expected, frozen = gradients(), model.frozen()
+    with torch.no_grad():
+        run(frozen, PLAIN)
+    found = gradients()
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert_same(found[name], gradient)
+        assert torch.equal(found[name], gradient)
 
 
-def test_two_may_overlap() -> None:
-    """As two generations do whose tokens are asked for in turn."""
+@torch.no_grad()
+def test_a_copy_of_the_model_is_independent() -> None:
     model = build()
-    with torch.no_grad():
-        expected, _ = run(model, PLAIN)
-        first, second = model.frozen(), model.frozen()
-        first.__enter__()
-        second.__enter__()
-        assert_same(run(model, PLAIN)[0], expected)
-        first.__exit__(None, None, None)
-        found, state = run(model, PLAIN)
-        assert_same(found, expected)
-        assert "memory.0.k" in state
-        second.__exit__(None, None, None)
-    assert "memory.0" in model.empty_state(1)
+    frozen = model.frozen()
+    run(frozen, PLAIN)
+    other = copy.deepcopy(model)
+    shift(other, 0.3)
+    assert "memory.0" in other.empty_state(1)
+    assert_same(run(frozen, PLAIN)[0], run(model, PLAIN)[0])
+    assert_same(run(other.frozen(), PLAIN)[0], run(other, PLAIN)[0])
 
 
 def test_rlt_gives_the_same_too() -> None:
@@ -203,8 +235,8 @@ def test_rlt_gives_the_same_too() -> None:
     start = torch.zeros(LANES, TOKENS, dtype=torch.bool)
     with torch.no_grad():
         expected, _ = model(text(), start, model.empty_state(LANES))
-        with model.frozen():
-            found, _ = model(text(), start, model.empty_state(LANES))
+        frozen = model.frozen()
+        found, _ = frozen(text(), start, frozen.empty_state(LANES))
     assert torch.equal(found, expected)
 
 

@@ -1,6 +1,9 @@
 """The loss that keeps no logits is the plain one, gradients included."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -8,12 +11,23 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_nll
+
+aten = torch.ops.aten
 
 BLOCK = 512  # tokens: sizes below lie around it
 
 tokens = st.sampled_from([0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 1100]) | st.integers(0, 1100)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks() -> Iterator[None]:
+    """So few logits would all be one block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlt_dist.ops.cross_entropy._LEAST_LOGITS", 1)
+        yield
 
 
 @dataclass
@@ -122,11 +136,52 @@ def test_nothing_of_tokens_by_vocabulary_is_kept_for_backward() -> None:
     assert largest_kept(fast=True) == max(1100 * 5, 200 * 5)
 
 
-def test_a_second_backward_is_an_error_and_never_a_wrong_gradient() -> None:
-    loss = problem(3, 4).fast()
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError):
-        loss.backward()
+@pytest.mark.parametrize("retain", [False, True])
+def test_a_second_backward_is_an_error_and_never_a_wrong_gradient(retain: bool) -> None:
+    given_ = problem(3, 4)
+    loss = given_.fast()
+    torch.autograd.grad(loss, given_.hidden, retain_graph=retain)
+    with pytest.raises(RuntimeError, match="only once"):
+        torch.autograd.grad(loss, given_.weight)
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 4, 10**6])
+@pytest.mark.parametrize("at", [0, BLOCK])
+def test_a_target_outside_the_vocabulary_is_refused(wrong: int, at: int) -> None:
+    given_ = problem(BLOCK + 1, 4)
+    given_.targets[at] = wrong
+    for nll in (given_.blocked, given_.fast, torch.no_grad()(given_.fast)):
+        with pytest.raises(IndexError, match=f"target {wrong} is none of the ids 0 .. 3"):
+            nll()
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += op.overloadpacket in (aten.mm, aten.addmm, aten.addmm_)
+        return op(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("needed", list(product([False, True], repeat=3)))
+def test_only_the_gradients_asked_for_are_formed(needed: tuple[bool, ...]) -> None:
+    given_ = problem(600, 9)
+    for operand, need in zip(given_.operands, needed, strict=True):
+        operand.requires_grad_(need)
+    with Products() as products:
+        loss = given_.fast()
+    assert products.count == 2 * (1 + sum(needed[:2]))  # of two blocks
+    assert loss.requires_grad == any(needed)
+    assert_close(loss, given_.plain(), 1e-12)
+    asked = [operand for operand in given_.operands if operand.requires_grad]
+    if asked:
+        found = torch.autograd.grad(loss, asked)
+        for x, y in zip(found, torch.autograd.grad(given_.plain(), asked), strict=True):
+            assert_close(x, y, 1e-12)
 
 
 def test_without_gradients_the_loss_is_the_same_and_has_none() -> None:

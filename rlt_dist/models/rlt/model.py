@@ -4,7 +4,7 @@ Zhang, Feng, Qin, "Recurrent Looped Transformer", arXiv 2610.07591.
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from typing import Self
 
 from torch import Tensor, nn
 
@@ -133,9 +133,12 @@ class RecurrentLoopedTransformer(nn.Module):
             state["boundary"] = weight.new_zeros(lanes, config.d_model)
         return state
 
-    def frozen(self) -> AbstractContextManager[None]:
-        """Weights stand still inside; this model carries keys and values in any case."""
-        return nullcontext()
+    def frozen(self) -> Self:
+        """The model to evaluate with while its weights stand still: itself.
+
+        It carries keys and values in any case, and derives nothing from its weights alone.
+        """
+        return self
 
     def initial_distribution(self, name: str, parameter: Tensor) -> Distribution:
         """Norms 1, biases 0, embedding and head N(0, 0.02), projections N(0, 1 / inputs).

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Hashable, Iterable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Derived:
-    """W_R R of every layer; made for a reach, it serves all shorter ones.
+    """W_R R of every layer, for as long as the weights stand still.
 
-    Nothing made of other weights is ever given out: a weight that was changed in place, moved or
-    replaced, and another precision, are noticed.
+    Made for a reach, it serves all shorter ones.
     """
 
     def __init__(self) -> None:
@@ -18,19 +16,14 @@ class Derived:
         self._source: Hashable = None
 
     def projected(
-        self,
-        count: int,
-        project: Callable[[int], list[Tensor]],
-        layers: Iterable[nn.Module],
-        dtype: torch.dtype,
+        self, count: int, project: Callable[[int], list[Tensor]], source: Hashable
     ) -> list[Tensor]:
         """Of each layer, [count, H * d_head], for distances count - 1 .. 0.
 
         Args:
             project: makes them anew for a count.
-            dtype: type of R.
+            source: all that they depend on but the count and the weights.
         """
-        source = _source(layers, dtype)
         longest = len(self._made[0]) if source == self._source else 0
         if longest < count:
             # A memory that fills token by token would ask for a little more each time.
@@ -39,8 +32,25 @@ class Derived:
         return [made[longest - count :] for made in self._made]
 
 
-def _source(layers: Iterable[nn.Module], dtype: torch.dtype) -> Hashable:
-    weights = [layer.get_parameter("dec_attn.r_net.weight") for layer in layers]
-    device = weights[0].device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return dtype, autocast, tuple((weight.data_ptr(), weight._version) for weight in weights)
+class Guard:
+    """Notices weights that moved by a step, a load or a conversion: an honest mistake.
+
+    What leaves no mark on a tensor is not noticed: a write through `.data` or NumPy, a parameter
+    replaced by another, any write to a model that was made in inference mode.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = list(weights)
+        self._marks = self._now()
+
+    def check(self) -> None:
+        """Raises RuntimeError where a weight has moved."""
+        if self._now() != self._marks:
+            raise RuntimeError(
+                "weights have changed since frozen() was called, so what it keeps and its states "
+                "are out of date; call frozen() again and begin with an empty state"
+            )
+
+    def _now(self) -> list[tuple[int, int]]:
+        # Tensors made in inference mode count no versions.
+        return [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in self._weights]

@@ -3,9 +3,6 @@
 Dai et al., "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", ACL 2019.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +11,10 @@ from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
 from rlt_dist.models.state import State, counters
 from rlt_dist.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
-from rlt_dist.models.transformer_xl.frozen import Derived
+from rlt_dist.models.transformer_xl.frozen import Derived, Guard
 from rlt_dist.models.transformer_xl.layers import KeyValue, Layer, Segment
 from rlt_dist.ops.noise import Noise, masked
+from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.reach import newest, reach_mask, segment_positions
 from rlt_dist.ops.relative import sinusoids
 
@@ -43,7 +41,6 @@ class TransformerXL(nn.Module):
         self.r_w_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.r_r_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.crit = AdaptiveSoftmax(config, clusters)
-        self._frozen: list[Derived] = []
 
     def forward(
         self, tokens: Tensor, document_start: Tensor, state: State, noise: Noise | None = None
@@ -59,14 +56,33 @@ class TransformerXL(nn.Module):
 
         Returns:
             last hidden states [b, T, d], after dropout, and the state after the segment.
+
+        Raises:
+            RuntimeError: the state is one of `frozen()`: its keys are of weights that may have
+                moved since, and their gradient would be lost.
         """
+        if "memory.0" not in state:
+            raise RuntimeError(
+                "a state of frozen() is read only by what made it; begin with empty_state()"
+            )
+        return self._run(tokens, document_start, state, noise, None)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        document_start: Tensor,
+        state: State,
+        noise: Noise | None,
+        derived: Derived | None,
+    ) -> tuple[Tensor, State]:
+        """`forward`, with what is known of weights that stand still."""
         position, next_position = segment_positions(document_start, state["position"])
         dropout = Dropout(self.config.dropout, noise)
         x = dropout(self.word_emb(tokens), "embed")
         past = [self._past(state, n) for n in range(len(self.layers))]
         count = (past[0].k if isinstance(past[0], KeyValue) else past[0]).shape[1]
         segment = self._segment(position, count, dropout, x.dtype)
-        relative = self._relative(count + x.shape[1], dropout, x.dtype)
+        relative = self._relative(count + x.shape[1], dropout, x.dtype, derived)
         carried = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
         for n, layer in enumerate(self.layers):
             given = x
@@ -89,7 +105,9 @@ class TransformerXL(nn.Module):
             dropatt=Dropout(config.dropatt, dropout.noise),
         )
 
-    def _relative(self, count: int, dropout: Dropout, dtype: torch.dtype) -> list[Tensor]:
+    def _relative(
+        self, count: int, dropout: Dropout, dtype: torch.dtype, derived: Derived | None
+    ) -> list[Tensor]:
         """W_R R of each layer, [count, H * d_head], for distances count - 1 .. 0."""
 
         def project(count: int) -> list[Tensor]:
@@ -98,9 +116,10 @@ class TransformerXL(nn.Module):
             relative = masked(relative, dropout.shared_mask("relative", shape)).flip(0)
             return [layer.get_submodule("dec_attn.r_net")(relative) for layer in self.layers]
 
-        if not self._frozen or torch.is_grad_enabled() or dropout.noise is not None:
+        if derived is None:
             return project(count)
-        return self._frozen[-1].projected(count, project, self.layers, dtype)
+        source = self.config.clamp_len, dtype, product_dtype(self.r_w_bias)
+        return derived.projected(count, project, source)
 
     def _past(self, state: State, n: int) -> Tensor | KeyValue:
         """Layer n's memory in the form in which `state` has it."""
@@ -145,30 +164,14 @@ class TransformerXL(nn.Module):
         return self.crit.loss(output, targets, self.word_emb)
 
     def empty_state(self, lanes: int) -> State:
-        """The state of lanes that have seen nothing; of its keys and values inside `frozen`."""
-        config, like = self.config, self.r_w_bias
-        state = counters(lanes, like.device)
-        names = [f"memory.{n}" for n in range(config.layers)]
-        if not self._frozen:
-            return state | {name: like.new_zeros(lanes, 0, config.d_model) for name in names}
-        shape = (lanes, 0, config.heads, config.head_width)
-        return state | {f"{name}.{part}": like.new_zeros(shape) for name in names for part in "kv"}
+        """The state of lanes that have seen nothing."""
+        like, shape = self.r_w_bias, (lanes, 0, self.config.d_model)
+        memory = {f"memory.{n}": like.new_zeros(shape) for n in range(self.config.layers)}
+        return counters(lanes, like.device) | memory
 
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Weights stand still inside: what is derived from them alone is made once.
-
-        States that begin inside carry the keys and values of each layer's memory, `memory.n.k` and
-        `memory.n.v` [b, <= memory_len, H, d_head], in place of `memory.n`, so that no segment
-        projects the memory again; nor are relative positions projected again where no gradient is
-        asked for. Results are the same.
-        """
-        derived = Derived()
-        self._frozen.append(derived)
-        try:
-            yield
-        finally:
-            self._frozen.remove(derived)
+    def frozen(self) -> "FrozenTransformerXL":
+        """The model to evaluate with while its weights stand still, which the caller promises."""
+        return FrozenTransformerXL(self)
 
     def initial_distribution(self, name: str, parameter: Tensor) -> Distribution:
         """Biases 0, norms N(1, 0.02), adaptive projections N(0, 0.01), all else N(0, 0.02)."""
@@ -177,3 +180,49 @@ class TransformerXL(nn.Module):
         if parameter.dim() == 1:
             return 0.0, 0.0
         return 0.0, 0.01 if "_projs." in name else 0.02
+
+
+class FrozenTransformerXL:
+    """Transformer-XL without gradients, while its weights stand still; results are the same.
+
+    What depends on weights alone is made once: relative positions are projected for the first
+    segment, and states carry the keys and values of each layer's memory, `memory.n.k` and
+    `memory.n.v` [b, <= memory_len, H, d_head], in place of `memory.n`, so that no segment projects
+    the memory again. All of it is out of date once a weight moves, so neither this object nor a
+    state of it is to be used from then on; `Guard` says which changes are noticed. The model
+    itself knows nothing of it, and may be used in between.
+    """
+
+    def __init__(self, model: TransformerXL) -> None:
+        self._model, self._derived = model, Derived()
+        self._guard = Guard(model.parameters())
+
+    def __call__(
+        self, tokens: Tensor, document_start: Tensor, state: State
+    ) -> tuple[Tensor, State]:
+        """As `TransformerXL.forward` without noise.
+
+        Raises:
+            RuntimeError: gradients are enabled, or a weight was seen to have moved.
+        """
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "frozen() gives no gradients; run it under torch.no_grad(), or train the model"
+            )
+        self._guard.check()
+        return self._model._run(tokens, document_start, state, None, self._derived)
+
+    def logits(self, output: Tensor) -> Tensor:
+        """As `TransformerXL.logits`."""
+        return self._model.logits(output)
+
+    def nll(self, output: Tensor, targets: Tensor) -> Tensor:
+        """As `TransformerXL.nll`."""
+        return self._model.nll(output, targets)
+
+    def empty_state(self, lanes: int) -> State:
+        """The state of lanes that have seen nothing, of keys and values."""
+        config, like = self._model.config, self._model.r_w_bias
+        names = [f"memory.{n}.{part}" for n in range(config.layers) for part in "kv"]
+        shape = (lanes, 0, config.heads, config.head_width)
+        return counters(lanes, like.device) | {name: like.new_zeros(shape) for name in names}
