@@ -55,7 +55,7 @@ class Choice:
         threads: of torch and of the compiled loops.
         budget: seconds for the timed rounds.
         segments: consecutive steps that the peak is taken over.
-        variants: which of them; empty: all.
+        variants: which of them; empty: all that can be had here.
     """
 
     threads: int
@@ -86,11 +86,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows of one run, and how many rounds and how much disturbance it saw."""
+    """All rows of one run.
+
+    Attributes:
+        rounds: how often each variant was timed.
+        disturbance: cores that other processes kept busy meanwhile; None: not known.
+        left_out: why a variant could not be had here, by its name.
+    """
 
     rows: list[Row]
     rounds: int
     disturbance: float | None
+    left_out: Mapping[str, str]
 
 
 def pick(kind: str, known: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -108,25 +115,42 @@ def compare(bench: Bench, shape: str, choice: Choice, watch: Watch) -> Compariso
         watch: is told in words what is being done.
 
     Raises:
-        UserError: an unknown shape or variant, or a variant that cannot run here.
+        UserError: an unknown shape or variant, or a chosen variant that cannot run here.
     """
     pick("shape", bench.shapes, [shape])
     pick("variant", bench.variants, choice.variants)
-    names = [name for name in bench.variants if name in (choice.variants or bench.variants)]
     sizes = bench.shapes[shape]
     with _threads(choice.threads), Disturbance() as disturbance:
         watch("building and warming up")
-        steps = {name: bench.variants[name].build(sizes) for name in names}
+        steps, left_out = _build(bench, sizes, choice.variants)
         samples = time_in_rounds(steps, choice.budget, lambda done: watch(f"{done} rounds timed"))
     del steps  # the processes that measure memory need the room
-    peaks: dict[str, int | None] = dict.fromkeys(names)
-    for name in names:
+    peaks: dict[str, int | None] = dict.fromkeys(samples)
+    for name in samples:
         if name != FLOOR:
             watch(f"memory of {name}")
             build = partial(bench.variants[name].build, sizes)
             peaks[name] = peak_above_inputs(build, choice.threads, choice.segments)
     rows = _rows(bench, samples, peaks)
-    return Comparison(rows, len(samples[names[0]]), disturbance.cores)
+    return Comparison(rows, len(next(iter(samples.values()))), disturbance.cores, left_out)
+
+
+def _build(
+    bench: Bench, sizes: Any, chosen: Sequence[str]
+) -> tuple[dict[str, Step], dict[str, str]]:
+    """The chosen steps; if none is, those that can be had here, and why the others cannot."""
+    steps: dict[str, Step] = {}
+    left_out: dict[str, str] = {}
+    for name, variant in bench.variants.items():
+        if chosen and name not in chosen:
+            continue
+        try:
+            steps[name] = variant.build(sizes)
+        except UserError as error:
+            if chosen:
+                raise
+            left_out[name] = str(error)
+    return steps, left_out
 
 
 def _rows(

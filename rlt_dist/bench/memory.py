@@ -5,7 +5,7 @@ import gc
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import torch
@@ -28,8 +28,15 @@ def peak_above_inputs(build: Callable[[], Step], threads: int, segments: int) ->
     Returns:
         None where the kernel lets no process reset its peak.
     """
+    others = set(active_children())
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_measure, build, threads, segments).result()
+        try:
+            return pool.submit(_measure, build, threads, segments).result()
+        except BaseException:
+            # An interrupt may reach this process alone, and the block's end waits for the other.
+            for child in set(active_children()) - others:
+                child.kill()
+            raise
 
 
 def _measure(build: Callable[[], Step], threads: int, segments: int) -> int | None:

@@ -66,6 +66,7 @@ def whole_step(recurrence: Recurrence, feedback: int, shape: RecurrenceShape) ->
 
 def core_step(recurrence: Recurrence, shape: RecurrenceShape) -> Step:
     """Forward and backward of the decoder layers and the feedback alone, all gradients formed."""
+    recurrence.prepare("cpu")
     plan, operands = _plan(shape), _operands(shape)
     tensors = [tensor.requires_grad_() for tensor in operands.flat()]
 

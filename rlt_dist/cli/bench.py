@@ -20,9 +20,9 @@ bench_app = typer.Typer(
 
 Variants = Annotated[
     list[str] | None,
-    typer.Option("--variant", help="One of the variants; repeatable [default: all]."),
+    typer.Option("--variant", help="One of the variants; repeatable [default: all that run here]."),
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="Threads [default: the cores].")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads, at most the cores [default].")]
 Seconds = Annotated[
     float, typer.Option(min=0.0, help="Time for the rounds of a shape; three are always run.")
 ]
@@ -130,10 +130,14 @@ def _run(bench: "Bench", wish: Wish) -> None:
     from rich.console import Console
 
     from rlt_dist.bench.compare import Choice, compare, pick
+    from rlt_dist.util.errors import UserError
 
     shapes = wish.shapes or [next(iter(bench.shapes))]
     pick("shape", bench.shapes, shapes)
-    threads = wish.threads or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    threads = wish.threads or cores
+    if threads > cores:  # they would wait for each other at every product
+        raise UserError(f"--threads {threads} is more than this process's cores, {cores}")
     choice = Choice(threads, wish.seconds, wish.segments, wish.variants or ())
     # Off a terminal rich assumes 80 columns, which would cut numbers.
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -142,9 +146,9 @@ def _run(bench: "Bench", wish: Wish) -> None:
             found = compare(bench, shape, choice, watch)
         if wish.as_json:
             _print_json(bench.name, shape, threads, found)
-            continue
-        title = f"{bench.name} {shape}, threads: {threads}, rounds: {found.rounds}"
-        console.print(_table(title, found, wish.segments))
+        else:
+            title = f"{bench.name} {shape}, threads: {threads}, rounds: {found.rounds}"
+            console.print(_table(title, found, wish.segments))
         _warn(found)
 
 
@@ -154,7 +158,9 @@ def _print_json(bench: str, shape: str, threads: int, found: "Comparison") -> No
     for row in found.rows:
         record: dict[str, Any] = {"bench": bench, "variant": row.variant, "shape": shape}
         record |= {"threads": threads, "seconds": row.seconds, "ratio": row.ratio}
-        print(to_json(record | {"peak_bytes": row.peak_bytes}), flush=True)
+        record |= {"peak_bytes": row.peak_bytes, "quartiles": row.quartiles}
+        record |= {"over_floor": row.over_floor, "rounds": found.rounds}
+        print(to_json(record | {"disturbance": found.disturbance}), flush=True)
 
 
 def _table(title: str, found: "Comparison", segments: int) -> "Table":
@@ -179,6 +185,9 @@ def _table(title: str, found: "Comparison", segments: int) -> "Table":
 
 
 def _warn(found: "Comparison") -> None:
+    for reason in dict.fromkeys(found.left_out.values()):
+        names = ", ".join(name for name, why in found.left_out.items() if why == reason)
+        typer.echo(f"warning: left out: {names}: {reason}", err=True)
     if found.disturbance is not None and found.disturbance > _DISTURBED:
         typer.echo(
             f"warning: other processes kept {found.disturbance:.1f} cores busy while this was "

@@ -1,16 +1,22 @@
 """`rlt-dist bench` on shapes small enough for a test; nothing is asserted about speed."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlt_dist.bench import evaluation, recurrence, transformer_xl
-from rlt_dist.bench.compare import FLOOR, Bench
+from rlt_dist.bench import compare, evaluation, recurrence, transformer_xl
+from rlt_dist.bench.compare import FLOOR, Bench, Variant
 from rlt_dist.config.model import RltConfig, TransformerXLConfig
+from rlt_dist.ops.recurrence import dispatch
+from rlt_dist.ops.recurrence.native import build
 
 UNTRIED = ("python", "rlt0")
 """Built as their neighbours are; each variant is a process that imports torch."""
 FIELDS = ["bench", "variant", "shape", "threads", "seconds", "ratio", "peak_bytes"]
+TO_JUDGE_BY = ["quartiles", "over_floor", "rounds", "disturbance"]
+UNCOMPILED = ["reference", "python", "rlt0"]
 RLT = RltConfig(
     d_model=16, heads=2, ffn=24, encoder_layers=1, decoder_layers=2, window=3, memory_len=6
 )
@@ -50,7 +56,10 @@ def test_every_variant_is_one_object_a_line(command: Any, strict_json: Any, name
     rows = [strict_json(line) for line in out.splitlines()]
     assert [row["variant"] for row in rows] == variants
     for row in rows:
-        assert list(row) == FIELDS
+        assert list(row) == FIELDS + TO_JUDGE_BY
+        low, high = row["quartiles"]
+        assert low <= row["seconds"] <= high
+        assert row["rounds"] == 3
         assert (row["bench"], row["shape"], row["threads"]) == (name, "tiny", 1)
         assert row["seconds"] > 0
         if row["variant"] == FLOOR:
@@ -96,3 +105,55 @@ def test_no_threads_are_refused(command: Any) -> None:
     assert code != 0
     assert out == ""
     assert "--threads" in err
+
+
+def test_more_threads_than_cores_are_refused(command: Any, is_one_error: Any) -> None:
+    cores = len(os.sched_getaffinity(0))
+    is_one_error(command("bench", "recurrence", "--threads", 999), "999", f"cores, {cores}")
+
+
+@pytest.mark.parametrize("mode", [(), ("--json",)])
+@pytest.mark.parametrize(("cores", "warned"), [(0.05, False), (1.5, True), (None, False)])
+def test_a_busy_machine_is_told_in_both_modes(
+    command: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: tuple[str, ...],
+    cores: float | None,
+    warned: bool,
+) -> None:
+    class Seen(compare.Disturbance):
+        def __exit__(self, *error: object) -> None:
+            self.cores = cores
+
+    monkeypatch.setattr(compare, "Disturbance", Seen)
+    monkeypatch.setitem(transformer_xl.BENCH.variants, FLOOR, Variant(lambda _: list))
+    options = ("--variant", "floor", "--seconds", 0, "--threads", 1)
+    code, out, err = command("bench", "transformer_xl", *options, *mode)
+    assert code == 0
+    assert out
+    assert ("other processes kept 1.5 cores busy" in err) == warned
+
+
+@pytest.mark.usefixtures("tiny")
+def test_what_cannot_be_compiled_is_left_out_unless_it_is_asked_for(
+    command: Any,
+    is_one_error: Any,
+    strict_json: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build.library.cache_clear()
+    dispatch._native.cache_clear()
+    monkeypatch.setattr(compare, "peak_above_inputs", lambda *_: None)
+    bench = ("bench", "recurrence", "--shape", "tiny", "--threads", 1, "--seconds", 0, "--json")
+    code, out, err = command(*bench)
+    assert code == 0
+    assert [strict_json(line)["variant"] for line in out.splitlines()] == UNCOMPILED
+    compiled = [name for name in recurrence.BENCH.variants if name not in UNCOMPILED]
+    assert f"left out: {', '.join(compiled)}: " in err
+    assert "false cannot compile" in err
+    assert "exit status 1" in err
+    for name in ("native", "core", "floor"):
+        is_one_error(command(*bench, "--variant", name), "false cannot compile")

@@ -1,11 +1,16 @@
 """What timing and memory figures are made of."""
 
+import os
+import signal
+import time
 from collections import Counter
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from rlt_dist.bench import timing
 from rlt_dist.bench.memory import peak_above_inputs
 from rlt_dist.bench.timing import LEAST_ROUNDS, Disturbance, time_in_rounds
 
@@ -28,10 +33,19 @@ def test_a_longer_budget_gives_more_rounds() -> None:
     assert len(seconds["a"]) > LEAST_ROUNDS
 
 
-def test_one_s_own_work_is_no_disturbance() -> None:
+@pytest.mark.parametrize(("busy", "cores"), [(3.0, 0.0), (2.9, 0.0), (6.0, 1.5), (None, None)])
+def test_what_others_did_is_a_disturbance_and_one_s_own_work_is_none(
+    monkeypatch: pytest.MonkeyPatch, busy: float | None, cores: float | None
+) -> None:
+    """Two seconds, of which this process worked three on its threads; ticks are coarse."""
+    readings = {"process_time": iter([7.0, 10.0]), "perf_counter": iter([100.0, 102.0])}
+    for name, values in readings.items():
+        monkeypatch.setattr(timing.time, name, values.__next__)
+    totals = iter([50.0, busy and 50.0 + busy])
+    monkeypatch.setattr(timing, "_busy_seconds", totals.__next__)
     with Disturbance() as disturbance:
-        sum(range(200_000))
-    assert disturbance.cores is None or disturbance.cores >= 0
+        pass
+    assert disturbance.cores == pytest.approx(cores)
 
 
 MEBIBYTE = 1 << 20
@@ -52,3 +66,23 @@ class Filling:
 def test_the_peak_is_what_stands_at_once_above_the_inputs(segments: int) -> None:
     peak = peak_above_inputs(Filling, threads=1, segments=segments)
     assert peak is None or 23.5 <= peak / MEBIBYTE <= 25
+
+
+class Interrupting:
+    """Interrupts the process that waits for the measurement, takes long, and ends."""
+
+    def __init__(self, outlived: Path) -> None:
+        self._outlived = outlived
+
+    def __call__(self) -> None:
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(8)
+        self._outlived.touch()
+        os._exit(1)
+
+
+def test_who_interrupts_a_measurement_does_not_wait_for_it(tmp_path: Path) -> None:
+    outlived = tmp_path / "outlived"
+    with pytest.raises(KeyboardInterrupt):
+        peak_above_inputs(partial(Interrupting, outlived), threads=1, segments=1)
+    assert not outlived.exists()

@@ -1,8 +1,6 @@
 """The backends of the recurrence core give what the reference gives, gradients included."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,9 @@ from rlt_dist.ops.recurrence import dispatch
 from rlt_dist.ops.recurrence.arithmetic import normalise
 from rlt_dist.ops.recurrence.chunks import plan_chunks
 from rlt_dist.ops.recurrence.dispatch import Recurrence
-from rlt_dist.ops.recurrence.native import build
 from rlt_dist.ops.recurrence.parts import Choice
 from rlt_dist.ops.recurrence.problem import Operands, Plan
 from rlt_dist.ops.recurrence.reference import run_reference
-from rlt_dist.util.errors import UserError
 
 FAST = ["python", "native"]
 VOCABULARY, LANES = 29, 3
@@ -167,35 +163,6 @@ def test_the_compiled_loop_gives_the_same_bits_on_one_thread_and_on_more(
             assert all(map(torch.equal, results[0], results[2]))
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An empty cache, and no library in memory."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build.library.cache_clear()
-    dispatch._loop.cache_clear()
-    yield
-    build.library.cache_clear()
-    dispatch._loop.cache_clear()
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_asking_for_what_cannot_be_compiled_is_an_error_and_auto_goes_on(monkeypatch, compiler):
-    monkeypatch.setenv("CXX", compiler)
-    with pytest.raises(UserError, match="compile"):
-        Recurrence("native").prepare("cpu")
-    with pytest.warns(UserWarning, match="more slowly"):
-        Recurrence().prepare("cpu")
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_the_loop_is_compiled_once_and_leaves_nothing_else(tmp_path):
-    first = build.library()
-    build.library.cache_clear()
-    assert first is not build.library()
-    assert [path.suffix for path in (tmp_path / "rlt_dist").iterdir()] == [".so"]
 
 
 # -- chunks ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from rlt_dist.ops.recurrence.function import MakeLoop, PythonLoop, run_with
@@ -14,6 +15,7 @@ from rlt_dist.ops.recurrence.reference import run_reference
 from rlt_dist.util.errors import UserError
 
 Backend = Literal["auto", "reference", "python", "native"]
+_COMPILED = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Recurrence:
 
     Attributes:
         backend: reference is plain autograd; python one Function; native its loop compiled for
-            the CPU; auto native on a CPU where it can be compiled, else python.
+            the CPU; auto native on a CPU where it can be compiled and knows the type, else python.
         decoder_chunk: tokens of a part of a segment that backward computes again; "none": all is
             kept; "auto": all is kept unless it exceeds the budget, else the longest parts that
             fit. The reference always keeps everything.
@@ -39,7 +41,7 @@ class Recurrence:
         Raises:
             UserError: see `prepare`.
         """
-        loop = _loop(self.backend, operands.e.device.type)
+        loop = _loop(self.backend, operands.e.device.type, operands.e.dtype)
         if loop is None:
             return run_reference(plan, operands)
         parts = cut(self.decoder_chunk, self.budget, plan, operands)
@@ -51,24 +53,32 @@ class Recurrence:
         Raises:
             UserError: `native` is asked for and cannot be had.
         """
-        _loop(self.backend, device)
+        _loop(self.backend, device, torch.float32)
 
 
 DEFAULT = Recurrence()
 
 
-@lru_cache
-def _loop(choice: Backend, device: str) -> MakeLoop | None:
-    """Settled once: every segment asks, and a compiler that fails must not be run for each."""
+def _loop(choice: Backend, device: str, dtype: torch.dtype) -> MakeLoop | None:
     if choice == "reference":
         return None
-    if choice == "python" or (choice == "auto" and device != "cpu"):
+    known = device == "cpu" and dtype in _COMPILED
+    if choice == "python" or (choice == "auto" and not known):
         return PythonLoop
+    if not known:
+        raise UserError(
+            "ops.recurrence: native runs on a CPU in float32 or float64, "
+            f"not on {device} in {str(dtype).removeprefix('torch.')}; take auto"
+        )
+    return _native(choice)
+
+
+@lru_cache
+def _native(choice: Backend) -> MakeLoop:
+    """Settled once: every segment asks, and a compiler that fails must not be run for each."""
     from rlt_dist.ops.recurrence.native.build import library
     from rlt_dist.ops.recurrence.native.loop import NativeLoop
 
-    if device != "cpu":
-        raise UserError(f"ops.recurrence: native runs on a CPU, not on {device}; take auto")
     try:
         library()
     except UserError as error:

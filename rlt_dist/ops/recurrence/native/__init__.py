@@ -1,1 +1,1 @@
-"""The loop compiled for the CPU: C++ without torch, built once a machine by torch's own builder."""
+"""The loop compiled for the CPU: C++ without torch, kept in the user's cache once compiled."""
