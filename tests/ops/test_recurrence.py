@@ -1,5 +1,6 @@
 """The backends of the recurrence core give what the reference gives, gradients included."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 

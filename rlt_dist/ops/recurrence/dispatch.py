@@ -17,6 +17,9 @@ from rlt_dist.util.errors import UserError
 Backend = Literal["auto", "reference", "python", "native"]
 _COMPILED = (torch.float32, torch.float64)
 
+_WORTH_PACKING = 8
+"""Tokens from which the compiled loop is faster, its packing of the weights included."""
+
 
 @dataclass(frozen=True)
 class Recurrence:
@@ -24,7 +27,8 @@ class Recurrence:
 
     Attributes:
         backend: reference is plain autograd; python one Function; native its loop compiled for
-            the CPU; auto native on a CPU where it can be compiled and knows the type, else python.
+            the CPU; auto native on a CPU where it can be compiled, knows the type and is faster
+            for so many tokens, else python.
         decoder_chunk: tokens of a part of a segment that backward computes again; "none": all is
             kept; "auto": all is kept unless it exceeds the budget, else the longest parts that
             fit. The reference always keeps everything.
@@ -42,6 +46,8 @@ class Recurrence:
             UserError: see `prepare`.
         """
         loop = _loop(self.backend, operands.e.device.type, operands.e.dtype)
+        if self.backend == "auto" and _is_short(plan):
+            loop = PythonLoop
         if loop is None:
             return run_reference(plan, operands)
         parts = cut(self.decoder_chunk, self.budget, plan, operands)
@@ -57,6 +63,11 @@ class Recurrence:
 
 
 DEFAULT = Recurrence()
+
+
+def _is_short(plan: Plan) -> bool:
+    """Whether packing all weights costs more than it saves, as when text is generated."""
+    return len(plan.position) < _WORTH_PACKING and not torch.is_grad_enabled()
 
 
 def _loop(choice: Backend, device: str, dtype: torch.dtype) -> MakeLoop | None:

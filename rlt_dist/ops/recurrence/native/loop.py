@@ -141,10 +141,7 @@ class NativeLoop:
     """The compiled loop; weights are packed once for all passes over a segment."""
 
     def __init__(self, operands: Operands) -> None:
-        """Raises TypeError where they are neither float32 nor float64."""
-        dtype = operands.e.dtype
-        if dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"the compiled recurrence computes in float32 or float64, not {dtype}")
+        """Operands are float32 or float64."""
         self._operands = operands
 
     def precision(self, x: Tensor) -> torch.dtype:
