@@ -11,7 +11,8 @@ from rlt_dist.ops.recurrence.tape import bytes_of_border, bytes_of_token
 Choice = int | Literal["auto", "none"]
 
 _ROWS = 256
-"""Tokens of all lanes in a part where nothing is recomputed: a product over them is a large one."""
+"""Tokens of all lanes, at least, in a part where nothing is recomputed. A product over them is a
+large one, which also takes at least as many tokens as the weight that it adds to has inputs."""
 
 
 class Cut(NamedTuple):
@@ -27,7 +28,7 @@ class Cut(NamedTuple):
 def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
     """The parts of a segment, for `recompute.decoder_chunk` and a budget in bytes."""
     tokens, lanes = plan.position.shape
-    short = max(1, _ROWS // lanes)
+    short = max(1, max(_ROWS, operands.e.shape[2]) // lanes)
     if not torch.is_grad_enabled():
         return Cut(short, keep=False)
     if choice == "none":
