@@ -15,7 +15,7 @@ from rlt_dist.models.transformer_xl.frozen import Derived, Guard
 from rlt_dist.models.transformer_xl.layers import KeyValue, Layer, Segment
 from rlt_dist.ops.noise import Noise, masked
 from rlt_dist.ops.precision import product_dtype
-from rlt_dist.ops.reach import newest, reach_mask, segment_positions
+from rlt_dist.ops.reach import additive, newest, reach_mask, segment_positions
 from rlt_dist.ops.relative import sinusoids
 
 
@@ -96,10 +96,8 @@ class TransformerXL(nn.Module):
         """What all layers see of tokens at `position` [b, T] behind `past` memory positions."""
         config = self.config
         farthest = config.memory_len - 1 if config.same_length else None
-        allowed = reach_mask(position, past, farthest)
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
         return Segment(
-            mask=mask.masked_fill_(~allowed, -torch.inf),
+            mask=additive(reach_mask(position, past, farthest), dtype),
             biases=(self.r_w_bias, self.r_r_bias),
             dropout=dropout,
             dropatt=Dropout(config.dropatt, dropout.noise),

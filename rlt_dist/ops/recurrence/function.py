@@ -12,7 +12,7 @@ from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.recurrence import recompute
 from rlt_dist.ops.recurrence.feedback import enter, enter_backward
 from rlt_dist.ops.recurrence.parts import Cut
-from rlt_dist.ops.recurrence.problem import Memory, Operands, Plan
+from rlt_dist.ops.recurrence.problem import Operands, Plan
 from rlt_dist.ops.recurrence.steps import layer_backward, layer_forward, view_of
 from rlt_dist.ops.recurrence.tape import Tape
 
@@ -34,7 +34,7 @@ class _Segment(torch.autograd.Function):
     def forward(
         ctx: Any, make: MakeLoop, cut: Cut, plan: Plan, operands: Operands, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        operands = _with_contiguous_memories(operands.like(tensors))
+        operands = operands.like(tensors).with_contiguous_memories()
         s, after, ctx.parts = recompute.forward(make(operands), cut, plan, operands)
         ctx.make, ctx.operands, ctx.s = make, operands, s
         ctx.save_for_backward(*tensors)
@@ -48,12 +48,6 @@ class _Segment(torch.autograd.Function):
         loop = ctx.make(ctx.operands)
         found = recompute.backward(loop, ctx.parts, ctx.operands, ctx.s, ds, dwindows)
         return (None, None, None, None, *found.flat())
-
-
-def _with_contiguous_memories(operands: Operands) -> Operands:
-    """Memories as the loops read them, made so once for all layers and parts."""
-    memories = [Memory(k.contiguous(), v.contiguous()) for k, v in operands.memories]
-    return operands._replace(memories=memories)
 
 
 _FEW = 1 << 24

@@ -211,11 +211,12 @@ class Operands(NamedTuple):
         fed = self.fed
         if fed is not None:
             fed = fed._replace(gate_e=fed.gate_e[tokens], s=border.s, boundary=border.boundary)
-        return self._replace(
-            e=self.e[tokens],
-            fed=fed,
-            windows=border.windows,
-        )
+        return self._replace(e=self.e[tokens], fed=fed, windows=border.windows)
+
+    def with_contiguous_memories(self) -> "Operands":
+        """Memories as they are best read, made so once for all layers and tokens."""
+        memories = [Memory(k.contiguous(), v.contiguous()) for k, v in self.memories]
+        return self._replace(memories=memories)
 
     def before(self) -> Border:
         """What the first token needs of those before it."""

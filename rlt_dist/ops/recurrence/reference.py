@@ -28,15 +28,15 @@ from rlt_dist.ops.rotary import rotate
 def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]:
     """Outputs s [T, B, d], and by layer the window after the segment."""
     fed, windows, outputs = operands.fed, list(operands.windows), []
-    contiguous = [Memory(k.contiguous(), v.contiguous()) for k, v in operands.memories]
-    memories = [contiguous[group] for group in plan.groups]
+    operands = operands.with_contiguous_memories()
+    memories = [operands.memories[group] for group in plan.groups]
     masks = [LayerMasks(*(m if m is None else padded(m) for m in layer)) for layer in plan.masks]
     e, gate_e = padded(operands.e), padded(operands.e if fed is None else fed.gate_e)
     s = operands.e[0] if fed is None else fed.s
     for k, at in enumerate(plan.chunks.slots):
         sight, x = plan.sight(at), at.get(e)
         if fed is not None:
-            h = boundary_state(plan, fed, k, s)
+            h = boundary_state(fed, s, plan.chunks.fresh[k], plan.chunks.start[k])
             x = merge(x, at.get(gate_e), h, fed.weight, plan.alpha, plan.shape.eps)
         for j, weights in enumerate(operands.weights):
             drop = LayerMasks(*(m if m is None else at.get(m) for m in masks[j]))
@@ -49,19 +49,18 @@ def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]
     return join(outputs, plan), windows
 
 
-def boundary_state(plan: Plan, fed: FeedbackInputs, k: int, s: Tensor) -> Tensor:
-    """h [B, d] of chunk k: s* at a document's start, else the output before, else the carried."""
-    fresh, start = plan.chunks.fresh[k, :, None], plan.chunks.start[k, :, None]
-    return torch.where(fresh, torch.where(start, fed.initial, s), fed.boundary)
+def boundary_state(fed: FeedbackInputs, before: Tensor, fresh: Tensor, start: Tensor) -> Tensor:
+    """h [B, d]: s* at a document's start, else the output `before` the chunk, else the carried."""
+    return torch.where(
+        fresh[:, None], torch.where(start[:, None], fed.initial, before), fed.boundary
+    )
 
 
 def boundary_after(plan: Plan, fed: FeedbackInputs, s: Tensor) -> Tensor:
     """The boundary state [B, d] of each lane's last chunk, which may run on in the next segment."""
     first, fresh, start = plan.chunks.last()
     before = torch.cat((fed.s[None], s))[first, torch.arange(s.shape[1], device=s.device)]
-    return torch.where(
-        fresh[:, None], torch.where(start[:, None], fed.initial, before), fed.boundary
-    )
+    return boundary_state(fed, before, fresh, start)
 
 
 def normalise(x: Tensor, eps: float) -> Tensor:
