@@ -1,6 +1,6 @@
 """The recurrent decoder: its modules and state as a problem for the recurrence core."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -11,87 +11,90 @@ from rlt_dist.models.rlt.layers import DecoderLayer, KeyValue, Segment
 from rlt_dist.models.rlt.pieces import Merge
 from rlt_dist.models.state import State
 from rlt_dist.ops.reach import newest
-from rlt_dist.ops.recurrence.dispatch import Recurrence
 from rlt_dist.ops.recurrence.problem import (
     LayerMasks,
+    LayerWeights,
     Memory,
     Operands,
     Plan,
     Shape,
 )
-from rlt_dist.ops.recurrence.reference import boundary_after
+from rlt_dist.ops.seam import Seam
 
 
-def decode(
-    recurrence: Recurrence,
-    config: RltConfig,
-    layers: nn.ModuleList,
-    merge: Merge | None,
-    e: Tensor,
-    memory: Sequence[KeyValue],
-    segment: Segment,
-    state: State,
-) -> tuple[Tensor, State]:
-    """Run the decoder over a segment.
+class Decoder:
+    """The decoder layers that are here, with the merge where it is here."""
 
-    Args:
-        recurrence: how it is computed.
-        merge: None for RLT-0, which has no feedback.
-        e: encoder outputs [b, T, d].
-        memory: each group's carried entries followed by the segment's, [b, P + T, KV, d_head].
+    def __init__(
+        self, config: RltConfig, layers: nn.ModuleDict, merge: Merge | None, seam: Seam
+    ) -> None:
+        self._config, self._merge, self._seam = config, merge, seam
+        self._layers = {int(number): cast(DecoderLayer, layer) for number, layer in layers.items()}
 
-    Returns:
-        decoder outputs s [b, T, d], and the decoder's part of the state after the segment.
-    """
-    carried_in = state["decoder.0.k"].shape[1]
-    plan = _plan(config, segment, memory, carried_in, e.shape)
-    operands = Operands(
-        e=e.transpose(0, 1),
-        fed=None if merge is None else merge.inputs(e.transpose(0, 1), state),
-        memories=[Memory(k.transpose(1, 2), v.transpose(1, 2)) for k, v in memory],
-        windows=[_window(state, j, config.window - 1) for j in range(len(layers))],
-        weights=[cast(DecoderLayer, layer).folded() for layer in layers],
-    )
-    s, windows = recurrence.run(plan, operands)
-    filled = min(config.window - 1, plan.carried + e.shape[1])
-    carried = {
-        f"decoder.{j}.{name}": newest(entries.transpose(0, 1), filled).contiguous()
-        for j, window in enumerate(windows)
-        for name, entries in zip("kv", window.unbind(dim=2), strict=True)
-    }
-    if operands.fed is not None:
-        carried["s"] = s[-1]
-        if "boundary" in state:
-            carried["boundary"] = boundary_after(plan, operands.fed, s)
-    return s.transpose(0, 1), carried
+    def folded(self) -> tuple[list[LayerWeights], Tensor | None]:
+        """Weights as the core takes them: by layer, and the merge's."""
+        layers = [layer.folded() for layer in self._layers.values()]
+        return layers, None if self._merge is None else self._merge.folded()
 
+    def problem(
+        self,
+        e: Tensor,
+        memory: Mapping[int, KeyValue],
+        segment: Segment,
+        state: State,
+        folded: tuple[list[LayerWeights], Tensor | None],
+    ) -> tuple[Plan, Operands]:
+        """What the core is given of a segment.
 
-def _plan(
-    config: RltConfig,
-    segment: Segment,
-    memory: Sequence[KeyValue],
-    carried: int,
-    shape: torch.Size,
-) -> Plan:
-    """What has no gradient; `carried` counts window entries, `shape` is the encoder outputs'."""
-    position = segment.position.T
-    cos, sin = (table.transpose(0, 1) for table in segment.tables)
-    layers = range(config.decoder_layers)
-    return Plan(
-        shape=Shape(
-            config.heads, config.key_value_heads, config.head_width, config.window, config.eps
-        ),
-        position=position,
-        cos=cos,
-        sin=sin,
-        feedback=config.feedback,
-        past=memory[0].k.shape[1] - shape[1],
-        carried=carried,
-        reach=config.memory_len,
-        groups=[j * config.memory_groups // config.decoder_layers for j in layers],
-        masks=[_masks(segment, j, tuple(shape[1:])) for j in layers],
-        alpha=config.alpha,
-    )
+        Args:
+            e: encoder outputs [b, T, d].
+            memory: by group, the carried entries followed by the segment's, [b, P + T, KV, d_head].
+            folded: what `folded` gave.
+        """
+        weights, of_merge = folded
+        e, tokens = e.transpose(0, 1), e.shape[1]
+        groups = [self._group(j) for j in self._layers]
+        position = list(memory)
+        plan = Plan(
+            shape=self._shape(),
+            position=segment.position.T,
+            cos=segment.tables[0].transpose(0, 1),
+            sin=segment.tables[1].transpose(0, 1),
+            feedback=self._config.feedback,
+            past=memory[groups[0]].k.shape[1] - tokens,
+            carried=state[f"decoder.{next(iter(self._layers))}.k"].shape[1],
+            reach=self._config.memory_len,
+            groups=[position.index(group) for group in groups],
+            masks=[_masks(segment, j, (tokens, self._config.d_model)) for j in self._layers],
+            alpha=self._config.alpha,
+            seam=self._seam,
+        )
+        fed = None
+        if self._merge is not None and of_merge is not None:
+            fed = self._merge.inputs(e, state, of_merge)
+        memories = [Memory(k.transpose(1, 2), v.transpose(1, 2)) for k, v in memory.values()]
+        slots = self._config.window - 1
+        windows = [_window(state, j, slots) for j in self._layers]
+        return plan, Operands(e, fed, memories, windows, weights)
+
+    def carried(self, plan: Plan, windows: Sequence[Tensor]) -> State:
+        """The windows that a segment leaves behind, by layer, as state."""
+        filled = min(self._config.window - 1, plan.carried + len(plan.position))
+        return {
+            f"decoder.{j}.{name}": newest(entries.transpose(0, 1), filled).contiguous()
+            for j, window in zip(self._layers, windows, strict=True)
+            for name, entries in zip("kv", window.unbind(dim=2), strict=True)
+        }
+
+    def _group(self, layer: int) -> int:
+        """The memory that a layer reads."""
+        return layer * self._config.memory_groups // self._config.decoder_layers
+
+    def _shape(self) -> Shape:
+        config, width = self._config, self._config.head_width
+        attn = next(iter(self._layers.values())).attn
+        heads, kv_heads = len(attn.q.weight) // width, len(attn.k.weight) // width
+        return Shape(heads, kv_heads, width, config.window, config.eps)
 
 
 def _masks(segment: Segment, layer: int, shape: tuple[int, ...]) -> LayerMasks:

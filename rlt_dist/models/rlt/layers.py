@@ -12,6 +12,7 @@ from rlt_dist.ops.attention import attend
 from rlt_dist.ops.norm import norm_linear
 from rlt_dist.ops.recurrence.problem import LayerWeights
 from rlt_dist.ops.rotary import rotate
+from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.ops.swiglu import swiglu_linear
 
 Tables = tuple[Tensor, Tensor]
@@ -25,8 +26,9 @@ class KeyValue(NamedTuple):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """A projection without bias; `models.initial` fills it."""
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False)
+    """A projection without bias on the default device; `models.initial` fills it."""
+    device = torch.get_default_device()
+    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, device=device)
 
 
 def projections(x: Tensor, norm: nn.RMSNorm, *linears: nn.Linear) -> tuple[Tensor, ...]:
@@ -36,7 +38,12 @@ def projections(x: Tensor, norm: nn.RMSNorm, *linears: nn.Linear) -> tuple[Tenso
 
 
 class SelfAttention(nn.Module):
-    """q, k, v, o of grouped-query self-attention; used by encoder, decoder, or both when tied."""
+    """q, k, v, o of grouped-query self-attention; used by encoder, decoder, or both when tied.
+
+    Some of the heads may be here: numbers of heads are read off the weights.
+    """
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
@@ -49,10 +56,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, norm: nn.RMSNorm, tables: Tables) -> tuple[Tensor, KeyValue]:
         """Rotated queries [b, T, H, d_head], keys and values [b, T, KV, d_head] of norm(x)."""
-        projected = projections(x, norm, self.q, self.k, self.v)
+        projected = projections(self.seam.enter(x), norm, self.q, self.k, self.v)
         q, k, v = (heads.unflatten(-1, (-1, self.head_width)) for heads in projected)
         k = rotate(k, *tables)
         return rotate(q, *tables), KeyValue(k, v.to(k.dtype))
+
+    def out(self, attended: Tensor) -> Tensor:
+        """[b, T, d] of what the heads here attended to, [b, T, H * d_head]."""
+        return self.seam.leave(self.o(attended))
 
 
 class CrossAttention(nn.Module):
@@ -66,7 +77,9 @@ class CrossAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate n) * up n) of n = norm(x)."""
+    """SwiGLU: down(silu(gate n) * up n) of n = norm(x); some inner columns may be here."""
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
@@ -75,8 +88,8 @@ class FeedForward(nn.Module):
         self.down = linear(config.ffn, config.d_model)
 
     def forward(self, x: Tensor, norm: nn.RMSNorm) -> Tensor:
-        gate, up = projections(x, norm, self.gate, self.up)
-        return swiglu_linear(gate, up, self.down.weight)
+        gate, up = projections(self.seam.enter(x), norm, self.gate, self.up)
+        return self.seam.leave(swiglu_linear(gate, up, self.down.weight))
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,7 @@ class EncoderLayer(nn.Module):
         query, new = self.attn(x, self.attn_norm, segment.tables)
         seen = append(past, new)
         attended = attend(query, *seen, mask)
-        x = x + segment.dropout(self.attn.o(attended), "encoder.attn", layer)
+        x = x + segment.dropout(self.attn.out(attended), "encoder.attn", layer)
         x = x + segment.dropout(self.ffn(x, self.ffn_norm), "encoder.ffn", layer)
         return x, seen
 

@@ -4,50 +4,69 @@ Zhang, Feng, Qin, "Recurrent Looped Transformer", arXiv 2610.07591.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Self
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
-from rlt_dist.models.rlt.decoder import decode
+from rlt_dist.models.present import present
+from rlt_dist.models.rlt.decoder import Decoder
 from rlt_dist.models.rlt.layers import DecoderLayer, EncoderLayer, KeyValue, Segment, append
 from rlt_dist.models.rlt.pieces import Memory, Merge
 from rlt_dist.models.state import State, counters
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
+from rlt_dist.ops.embedding import lookup
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.reach import additive, newest, reach_mask, segment_positions
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
+from rlt_dist.ops.recurrence.reference import boundary_after
 from rlt_dist.ops.rotary import rotary_tables
+from rlt_dist.ops.seam import WHOLE, Seam
 
 
 class RecurrentLoopedTransformer(nn.Module):
     """RLT-0, RLT-1 and RLT-2, tied or not; parameters carry the names of exported checkpoints.
 
-    The pieces, in order: embed, encoder[i:j], memory, merge, decoder[i:j], head (output_norm and
-    output).
+    The pieces, in order: embed, encode (encoder[i:j]), remember (memory), decode (merge and
+    decoder[i:j]), head (output_norm and output). `forward` composes them. A piece works on the
+    layers, the memory groups and the heads, columns and rows of weights that are here, all of them
+    unless `parallel` took some away; `seam` is where what is cut is joined.
     """
 
+    seam: Seam = WHOLE
+
     def __init__(
-        self, config: RltConfig, vocabulary: int, recurrence: Recurrence = DEFAULT
+        self,
+        config: RltConfig,
+        vocabulary: int,
+        recurrence: Recurrence = DEFAULT,
+        recompute_layers: bool = False,
     ) -> None:
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
-        self.recurrence = recurrence
-        self.embed = nn.utils.skip_init(nn.Embedding, vocabulary, config.d_model)
+        self.recurrence, self._recompute = recurrence, recompute_layers
+        device = torch.get_default_device()
+        table = nn.utils.skip_init(nn.Embedding, vocabulary, config.d_model, device=device)
+        self.embed: nn.Embedding | None = table
         encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
-        self.encoder = nn.ModuleList(encoder)
+        self.encoder = _numbered(encoder)
         self.memory = Memory(config)
-        self.merge = Merge(config) if config.feedback else None
+        self.merge: Merge | None = Merge(config) if config.feedback else None
         tied = encoder if config.tied else [None] * config.decoder_layers
-        self.decoder = nn.ModuleList(DecoderLayer(config, layer) for layer in tied)
-        self.output_norm = nn.RMSNorm(config.d_model, eps=config.eps)
-        self.output = (
+        self.decoder = _numbered(DecoderLayer(config, layer) for layer in tied)
+        self.output_norm: nn.RMSNorm | None = nn.RMSNorm(config.d_model, eps=config.eps)
+        self.output: nn.Linear | None = (
             None
             if config.tie_output
-            else nn.utils.skip_init(nn.Linear, config.d_model, vocabulary, bias=False)
+            else nn.utils.skip_init(
+                nn.Linear, config.d_model, vocabulary, bias=False, device=device
+            )
         )
 
     def forward(
@@ -64,73 +83,108 @@ class RecurrentLoopedTransformer(nn.Module):
         Returns:
             decoder outputs s [b, T, d], and the state after the segment.
         """
-        position, next_position = segment_positions(document_start, state["position"])
-        x = self.embed(tokens)
-        dropout = Dropout(self.config.dropout, noise)
-        tables = rotary_tables(position, self.config.head_width, self.config.rotary_base, x.dtype)
-        segment = Segment(position, tables, dropout)
-        e, encoder_state = self._encode(dropout(x, "embed"), segment, state)
-        memory, memory_state = self._remember(e, segment, state)
-        s, decoder_state = decode(
-            self.recurrence, self.config, self.decoder, self.merge, e, memory, segment, state
-        )
-        counts = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
+        segment, counts = self.begin(document_start, state, noise)
+        e, encoder_state = self.encode(self.embedded(tokens, segment), segment, state)
+        memory, memory_state = self.remember(e, segment, state)
+        s, decoder_state = self.decode(e, memory, segment, state)
         return s, counts | encoder_state | memory_state | decoder_state
 
-    def _encode(self, x: Tensor, segment: Segment, state: State) -> tuple[Tensor, State]:
-        """x [b, T, d] through every encoder layer."""
-        limit = self.config.memory_len
-        carried: State = {}
-        seen = reach_mask(segment.position, state["encoder.0.k"].shape[1], limit)
-        mask = additive(seen, product_dtype(x))
-        for i, layer in enumerate(self.encoder):
-            x, entries = layer(x, segment, _entries(state, f"encoder.{i}"), mask, i)
-            carried |= _carried(f"encoder.{i}", entries, limit)
+    def begin(
+        self, document_start: Tensor, state: State, noise: Noise | None
+    ) -> tuple[Segment, State]:
+        """What every piece sees of a segment, and the state's counters after it."""
+        config, like = self.config, next(self.parameters())
+        position, after = segment_positions(document_start, state["position"])
+        tables = rotary_tables(position, config.head_width, config.rotary_base, like.dtype)
+        counts = {"position": after, "tokens": state["tokens"] + document_start.shape[1]}
+        return Segment(position, tables, Dropout(config.dropout, noise)), counts
+
+    def embedded(self, tokens: Tensor, segment: Segment) -> Tensor:
+        """int64 [b, T] to [b, T, d]."""
+        weight = present(self.embed).weight
+        return segment.dropout(lookup(tokens, weight, self.vocabulary, self.seam), "embed")
+
+    def encode(self, x: Tensor, segment: Segment, state: State) -> tuple[Tensor, State]:
+        """x [b, T, d] through the encoder layers that are here, and their part of the state."""
+        limit, carried = self.config.memory_len, State()
+        past = state[f"encoder.{next(iter(self.encoder))}.k"].shape[1]
+        mask = additive(reach_mask(segment.position, past, limit), product_dtype(x))
+        for i, layer in self.encoder.items():
+            given = (x, segment, _entries(state, f"encoder.{i}"), mask, int(i))
+            if self._recompute and torch.is_grad_enabled():
+                x, seen = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, seen = layer(*given)
+            carried |= _carried(f"encoder.{i}", seen, limit)
         return x, carried
 
-    def _remember(self, e: Tensor, segment: Segment, state: State) -> tuple[list[KeyValue], State]:
-        """Each group's memory: the carried entries followed by those of e [b, T, d]."""
-        memory: list[KeyValue] = []
+    def remember(
+        self, e: Tensor, segment: Segment, state: State
+    ) -> tuple[dict[int, KeyValue], State]:
+        """By group, the memory: carried entries followed by those of e [b, T, d]; its state."""
+        memory: dict[int, KeyValue] = {}
         carried: State = {}
-        for g in range(self.config.memory_groups):
-            new = self.memory(e, segment.tables, g)
-            seen = append(_entries(state, f"memory.{g}"), new)
-            carried |= _carried(f"memory.{g}", seen, self.config.memory_len)
-            memory.append(seen)
+        for group, new in self.memory(e, segment.tables).items():
+            memory[group] = append(_entries(state, f"memory.{group}"), new)
+            carried |= _carried(f"memory.{group}", memory[group], self.config.memory_len)
         return memory, carried
+
+    def decode(
+        self, e: Tensor, memory: Mapping[int, KeyValue], segment: Segment, state: State
+    ) -> tuple[Tensor, State]:
+        """The whole decoder: outputs s [b, T, d] for encoder outputs e, and its state."""
+        decoder = self.decoder_here()
+        plan, operands = decoder.problem(e, memory, segment, state, decoder.folded())
+        s, windows = self.recurrence.run(plan, operands)
+        carried = decoder.carried(plan, windows)
+        if operands.fed is not None:
+            carried["s"] = s[-1]
+            if "boundary" in state:
+                carried["boundary"] = boundary_after(plan, operands.fed, s)
+        return s.transpose(0, 1), carried
+
+    def decoder_here(self) -> Decoder:
+        """The decoder layers that are here, for the recurrence core."""
+        return Decoder(self.config, self.decoder, self.merge, self.seam)
 
     def logits(self, output: Tensor) -> Tensor:
         """Log-odds of the next token, [..., V] in float32 or wider, for outputs [..., d]."""
-        return linear_logits(self.output_norm(output), self._output_weight(), None)
+        hidden, weight = self._head(output)
+        return linear_logits(hidden, weight, None)
 
     def nll(self, output: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), [b, T], for outputs [b, T, d] and targets int64 [b, T]."""
-        hidden = self.output_norm(output.flatten(0, 1))
-        nll = linear_nll(hidden, self._output_weight(), None, targets.flatten())
-        return nll.view(targets.shape)
+        hidden, weight = self._head(output.flatten(0, 1))
+        return linear_nll(hidden, weight, None, targets.flatten()).view(targets.shape)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The sum of `nll` for outputs [n, d] and targets int64 [n]; backward can run only once."""
-        hidden = self.output_norm(output)
-        return linear_cross_entropy(hidden, self._output_weight(), None, targets)
+        hidden, weight = self._head(output)
+        return linear_cross_entropy(hidden, weight, None, targets)
 
-    def _output_weight(self) -> Tensor:
-        """[V, d]; the embedding's where they are tied."""
-        return self.embed.weight if self.output is None else self.output.weight
+    def _head(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The normed outputs and the weight [V, d]: the embedding's where they are tied."""
+        weight = present(self.embed).weight if self.output is None else self.output.weight
+        return present(self.output_norm)(self.seam.enter(output)), weight
 
     def empty_state(self, lanes: int) -> State:
-        """The state of lanes that have seen nothing."""
-        config, weight = self.config, self.embed.weight
-        names = [f"encoder.{i}" for i in range(config.encoder_layers)]
-        names += [f"memory.{g}" for g in range(config.memory_groups)]
-        names += [f"decoder.{j}" for j in range(config.decoder_layers)]
-        shape = (lanes, 0, config.key_value_heads, config.head_width)
-        state = counters(lanes, weight.device)
-        state |= {f"{name}.{part}": weight.new_zeros(shape) for name in names for part in "kv"}
-        if config.feedback:
-            state["s"] = weight.new_zeros(lanes, config.d_model)
-        if config.feedback > 1:
-            state["boundary"] = weight.new_zeros(lanes, config.d_model)
+        """The state of lanes that have seen nothing, of what is here."""
+        config, like = self.config, next(self.parameters())
+        projections = {
+            f"{stack}.{number}": layer.get_submodule("attn.k")
+            for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
+            for number, layer in layers.items()
+        }
+        projections |= {f"memory.{g}": group.k for g, group in self.memory.groups().items()}
+        state = counters(lanes, like.device)
+        for name, projection in projections.items():
+            heads = len(projection.get_parameter("weight")) // config.head_width
+            empty = like.new_zeros(lanes, 0, heads, config.head_width)
+            state |= {f"{name}.k": empty, f"{name}.v": empty}
+        if self.merge is not None:
+            state["s"] = like.new_zeros(lanes, config.d_model)
+            if config.feedback > 1:
+                state["boundary"] = like.new_zeros(lanes, config.d_model)
         return state
 
     def frozen(self) -> Self:
@@ -163,3 +217,8 @@ def _entries(state: State, name: str) -> KeyValue:
 
 def _carried(name: str, seen: KeyValue, limit: int | None) -> State:
     return {f"{name}.k": newest(seen.k, limit), f"{name}.v": newest(seen.v, limit)}
+
+
+def _numbered(layers: Iterable[nn.Module]) -> nn.ModuleDict:
+    """Layers by their number in the whole stack, of which some may be taken away."""
+    return nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})

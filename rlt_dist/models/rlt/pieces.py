@@ -9,6 +9,7 @@ from rlt_dist.models.rlt.layers import KeyValue, Tables, linear
 from rlt_dist.models.state import State
 from rlt_dist.ops.recurrence.problem import FeedbackInputs
 from rlt_dist.ops.rotary import rotate
+from rlt_dist.ops.seam import WHOLE, Seam
 
 
 class MemoryGroup(nn.Module):
@@ -26,7 +27,9 @@ class MemoryGroup(nn.Module):
 
 
 class Memory(nn.Module):
-    """The global memory: n = RMSNorm(e); k = rotary(W_K n), v = W_V n for each group."""
+    """The global memory: n = RMSNorm(e); k = rotary(W_K n, t), v = W_V n for each group."""
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
@@ -34,32 +37,51 @@ class Memory(nn.Module):
         for group in range(config.memory_groups):
             self.add_module(str(group), MemoryGroup(config))
 
-    def forward(self, e: Tensor, tables: Tables, group: int) -> KeyValue:
-        """Entries [b, T, KV, d_head] of one group for the encoder output e [b, T, d]."""
-        return self.get_submodule(str(group))(self.norm(e), tables)
+    def groups(self) -> dict[int, MemoryGroup]:
+        """By number, the groups that are here."""
+        return {
+            int(name): module
+            for name, module in self.named_children()
+            if isinstance(module, MemoryGroup)
+        }
+
+    def forward(self, e: Tensor, tables: Tables) -> dict[int, KeyValue]:
+        """By group, entries [b, T, KV, d_head] for the encoder output e [b, T, d]."""
+        normed = self.norm(self.seam.enter(e))
+        return {group: module(normed, tables) for group, module in self.groups().items()}
 
 
 class Merge(nn.Module):
-    """u = e + alpha * sigmoid(W_gate [e ; r] + b_gate) * (W_state r), r = RMSNorm(h)."""
+    """u = e + alpha * sigmoid(W_gate [e ; r] + b_gate) * (W_state r), r = RMSNorm(h).
+
+    Some of its columns may be here: rows of both weights and of the bias.
+    """
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
         d = config.d_model
         self.state_norm = nn.RMSNorm(d, eps=config.eps)
-        self.gate = nn.utils.skip_init(nn.Linear, 2 * d, d)
+        device = torch.get_default_device()
+        self.gate = nn.utils.skip_init(nn.Linear, 2 * d, d, device=device)
         self.state = linear(d, d)
         self.initial_state = nn.Parameter(torch.empty(d))
 
-    def inputs(self, e: Tensor, state: State) -> FeedbackInputs:
+    def folded(self) -> Tensor:
+        """The weight that reads r, W_g above W_s, with the norm folded in: [2 d, d]."""
+        of_r = self.gate.weight.chunk(2, dim=1)[1]
+        return torch.cat((of_r, self.state.weight)) * self.state_norm.weight
+
+    def inputs(self, e: Tensor, state: State, folded: Tensor) -> FeedbackInputs:
         """What the recurrence core needs of it, for encoder outputs e [T, b, d].
 
         The encoder's half of the gate does not depend on h, so it is formed for all tokens here.
         """
-        of_e, of_r = self.gate.weight.chunk(2, dim=1)
-        s = state["s"]
+        of_e, s = self.gate.weight.chunk(2, dim=1)[0], state["s"]
         return FeedbackInputs(
-            gate_e=F.linear(e, of_e, self.gate.bias).to(e.dtype),
-            weight=torch.cat((of_r, self.state.weight)) * self.state_norm.weight,
+            gate_e=F.linear(self.seam.enter(e), of_e, self.gate.bias).to(e.dtype),
+            weight=folded,
             initial=self.initial_state.expand_as(s),
             s=s,
             # Only RLT-2's chunks run on across segments; RLT-1 never reads a boundary state.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlt_dist.ops.reach import additive, reach_mask
 from rlt_dist.ops.recurrence.chunks import Chunks, Slots, plan_chunks
+from rlt_dist.ops.seam import WHOLE, Seam
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Plan:
         groups: for each layer, which memory it reads.
         masks: for each layer, its dropout masks.
         alpha: weight of the fed-back state; RLT-0 has none.
+        seam: where weights that are cut over processes are joined.
     """
 
     shape: Shape
@@ -74,6 +76,7 @@ class Plan:
     groups: Sequence[int]
     masks: Sequence[LayerMasks]
     alpha: float
+    seam: Seam = WHOLE
 
     @cached_property
     def chunks(self) -> Chunks:

@@ -1,0 +1,25 @@
+"""Embedding lookup in a table whose rows may be cut over processes."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from rlt_dist.ops.seam import Seam
+
+
+def lookup(ids: Tensor, table: Tensor, size: int, seam: Seam) -> Tensor:
+    """Rows of a table of `size` rows.
+
+    Args:
+        ids: int64 [...], each in 0 .. size - 1.
+        table: [rows, d], the rows `seam.own(size)` of it.
+
+    Returns:
+        [..., d]
+    """
+    own = seam.own(size)
+    if len(own) == size:
+        return F.embedding(ids, table)
+    here = (ids >= own.start) & (ids < own.stop)
+    local = (ids - own.start).masked_fill(~here, 0)
+    found = F.embedding(local, table) if len(own) else table.new_zeros(*ids.shape, table.shape[1])
+    return seam.leave(found.masked_fill(~here[..., None], 0))
