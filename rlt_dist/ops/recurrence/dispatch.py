@@ -8,10 +8,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlt_dist.ops.recurrence.function import MakeLoop, PythonLoop, run_with
-from rlt_dist.ops.recurrence.parts import Choice, cut
+from rlt_dist.ops.recurrence.function import run_with
+from rlt_dist.ops.recurrence.loop import MakeLoop, PythonLoop
+from rlt_dist.ops.recurrence.parts import Choice, Cut, cut
 from rlt_dist.ops.recurrence.problem import Operands, Plan
 from rlt_dist.ops.recurrence.reference import run_reference
+from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.util.errors import UserError
 
 Backend = Literal["auto", "reference", "python", "native"]
@@ -27,8 +29,8 @@ class Recurrence:
 
     Attributes:
         backend: reference is plain autograd; python one Function; native its loop compiled for
-            the CPU; auto native on a CPU where it can be compiled, knows the type and is faster
-            for so many tokens, else python.
+            the CPU; auto native on a CPU where it can be compiled, has whole weights, knows the
+            type and is faster for so many tokens, else python.
         decoder_chunk: tokens of a part of a segment that backward computes again; "none": all is
             kept; "auto": all is kept unless it exceeds the budget, else the longest parts that
             fit. The reference always keeps everything.
@@ -45,21 +47,32 @@ class Recurrence:
         Raises:
             UserError: see `prepare`.
         """
-        loop = _loop(self.backend, operands.e.device.type, operands.e.dtype)
-        if self.backend == "auto" and _is_short(plan):
-            loop = PythonLoop
+        loop = self.loop(plan, operands)
         if loop is None:
             return run_reference(plan, operands)
-        parts = cut(self.decoder_chunk, self.budget, plan, operands)
-        return run_with(loop, parts, plan, operands)
+        return run_with(loop, self.cut(plan, operands), plan, operands)
 
-    def prepare(self, device: str) -> None:
+    def loop(self, plan: Plan, operands: Operands) -> MakeLoop | None:
+        """The loop of the backend; None: the reference, which has none.
+
+        Raises:
+            UserError: see `prepare`.
+        """
+        if self.backend == "auto" and _is_short(plan):
+            return PythonLoop
+        return _loop(self.backend, operands.e.device.type, operands.e.dtype, plan.seam)
+
+    def cut(self, plan: Plan, operands: Operands) -> Cut:
+        """The parts of a segment that a loop goes through."""
+        return cut(self.decoder_chunk, self.budget, plan, operands)
+
+    def prepare(self, device: str, seam: Seam = WHOLE) -> None:
         """Compile what has to be compiled.
 
         Raises:
             UserError: `native` is asked for and cannot be had.
         """
-        _loop(self.backend, device, torch.float32)
+        _loop(self.backend, device, torch.float32, seam)
 
 
 DEFAULT = Recurrence()
@@ -70,12 +83,17 @@ def _is_short(plan: Plan) -> bool:
     return len(plan.position) < _WORTH_PACKING and not torch.is_grad_enabled()
 
 
-def _loop(choice: Backend, device: str, dtype: torch.dtype) -> MakeLoop | None:
+def _loop(choice: Backend, device: str, dtype: torch.dtype, seam: Seam) -> MakeLoop | None:
     if choice == "reference":
         return None
-    known = device == "cpu" and dtype in _COMPILED
-    if choice == "python" or (choice == "auto" and not known):
+    whole, known = seam is WHOLE, device == "cpu" and dtype in _COMPILED
+    if choice == "python" or (choice == "auto" and not (whole and known)):
         return PythonLoop
+    if not whole:
+        raise UserError(
+            "ops.recurrence: native has whole weights, and mesh.tensor cuts them over processes; "
+            "take auto or python"
+        )
     if not known:
         raise UserError(
             "ops.recurrence: native runs on a CPU in float32 or float64, "

@@ -24,9 +24,17 @@ class Cut(NamedTuple):
     length: int
     keep: bool
 
+    def slices(self, tokens: int) -> list[slice]:
+        """The parts of a segment of so many tokens."""
+        firsts = range(0, tokens, self.length)
+        return [slice(first, min(first + self.length, tokens)) for first in firsts]
+
 
 def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
-    """The parts of a segment, for `recompute.decoder_chunk` and a budget in bytes."""
+    """The parts of a segment, for `recompute.decoder_chunk` and a budget in bytes.
+
+    Processes that the weights are cut over get the same, whoever has most of them.
+    """
     tokens, lanes = plan.position.shape
     short = max(1, max(_ROWS, operands.e.shape[2]) // lanes)
     if not torch.is_grad_enabled():
@@ -35,10 +43,11 @@ def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
         return Cut(short, keep=True)
     if choice != "auto":
         return Cut(choice, keep=choice >= tokens)
-    forward, backward = bytes_of_token(plan, operands)
+    bytes_of = torch.tensor((*bytes_of_token(plan, operands), bytes_of_border(operands)))
+    forward, backward, border = plan.seam.largest(bytes_of.to(operands.e.device)).tolist()
     if tokens * forward + min(tokens, short) * backward <= budget:
         return Cut(short, keep=True)
-    return _longest(tokens, forward + backward, bytes_of_border(operands), budget)
+    return _longest(tokens, forward + backward, border, budget)
 
 
 def _longest(tokens: int, token: int, border: int, budget: int) -> Cut:

@@ -15,7 +15,7 @@ from rlt_dist.ops.seam import WHOLE, Seam
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of decoder[i:j]."""
+    """Sizes of decoder[i:j]; heads are those of this process."""
 
     heads: int
     kv_heads: int
@@ -62,7 +62,7 @@ class Plan:
         groups: for each layer, which memory it reads.
         masks: for each layer, its dropout masks.
         alpha: weight of the fed-back state; RLT-0 has none.
-        seam: where weights that are cut over processes are joined.
+        seam: over which processes heads, inner columns and the merge's columns are cut.
     """
 
     shape: Shape
@@ -143,6 +143,9 @@ class Memory(NamedTuple):
 class LayerWeights(NamedTuple):
     """Weights of one decoder layer, [out, in], with the norms and 1 / sqrt(w) folded in.
 
+    H, KV and f count what is this process's: the products by o, cross_o and down are its part of
+    a sum over the seam.
+
     RMSNorm(x) W^T = (x / rms(x)) (W diag(norm))^T: inside the core a norm has no weight, and its
     gradient follows from the folded weight's by the chain rule outside.
     """
@@ -165,8 +168,9 @@ class FeedbackInputs(NamedTuple):
     """What the merge u = e + alpha sigmoid(gate_e + W_g r) (W_s r), r = h / rms(h), is made of.
 
     Attributes:
-        gate_e: [T, B, d], the encoder's half of the gate, bias included.
-        weight: [2 d, d], W_g above W_s, the state norm's weight folded in.
+        gate_e: [T, B, d'], the encoder's half of the gate, bias included; d' of the d columns that
+            the merge adds to e are formed by this process.
+        weight: [2 d', d], W_g above W_s, the state norm's weight folded in.
         initial: [B, d], the learned state that documents start from.
         s: [B, d], the output of the token before the segment.
         boundary: [B, d], the boundary state of a chunk that runs on from the segment before.
@@ -179,17 +183,23 @@ class FeedbackInputs(NamedTuple):
     boundary: Tensor
 
 
+class FedBack(NamedTuple):
+    """s and boundary [B, d] of `FeedbackInputs`."""
+
+    s: Tensor
+    boundary: Tensor
+
+
 class Border(NamedTuple):
-    """What a token needs of those before it.
+    """What a token needs of those before it, or the gradient of that.
 
     Attributes:
         windows: by layer, [W - 1, B, 2, KV, w], as in `Operands`.
-        s, boundary: [B, d], as in `FeedbackInputs`; of no meaning to RLT-0.
+        fed: None where there is no feedback, or nothing has a gradient.
     """
 
     windows: Sequence[Tensor]
-    s: Tensor
-    boundary: Tensor
+    fed: FedBack | None = None
 
 
 class Operands(NamedTuple):
@@ -212,8 +222,9 @@ class Operands(NamedTuple):
     def part(self, tokens: slice, border: Border) -> "Operands":
         """Those of some tokens; memories keep the entries of later ones, which nobody sees."""
         fed = self.fed
-        if fed is not None:
-            fed = fed._replace(gate_e=fed.gate_e[tokens], s=border.s, boundary=border.boundary)
+        if fed is not None and border.fed is not None:
+            s, boundary = border.fed
+            fed = fed._replace(gate_e=fed.gate_e[tokens], s=s, boundary=boundary)
         return self._replace(e=self.e[tokens], fed=fed, windows=border.windows)
 
     def with_contiguous_memories(self) -> "Operands":
@@ -223,9 +234,7 @@ class Operands(NamedTuple):
 
     def before(self) -> Border:
         """What the first token needs of those before it."""
-        empty = self.e.new_zeros(self.e.shape[1:])
-        s, boundary = (empty, empty) if self.fed is None else (self.fed.s, self.fed.boundary)
-        return Border(self.windows, s, boundary)
+        return Border(self.windows, self.fed and FedBack(self.fed.s, self.fed.boundary))
 
     def flat(self) -> list[Tensor]:
         """All tensors in one order, as autograd wants them."""

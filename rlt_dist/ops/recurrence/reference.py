@@ -18,7 +18,6 @@ from rlt_dist.ops.recurrence.problem import (
     Memory,
     Operands,
     Plan,
-    Shape,
     Sight,
     padded,
 )
@@ -37,12 +36,12 @@ def run_reference(plan: Plan, operands: Operands) -> tuple[Tensor, list[Tensor]]
         sight, x = plan.sight(at), at.get(e)
         if fed is not None:
             h = boundary_state(fed, s, plan.chunks.fresh[k], plan.chunks.start[k])
-            x = merge(x, at.get(gate_e), h, fed.weight, plan.alpha, plan.shape.eps)
+            x = merge(x, at.get(gate_e), h, fed.weight, plan)
         for j, weights in enumerate(operands.weights):
             drop = LayerMasks(*(m if m is None else at.get(m) for m in masks[j]))
-            x, seen = self_attention(x, windows[j], weights, sight, plan.shape, drop.attn)
-            x = cross_attention(x, memories[j], weights, sight, plan.shape, drop.cross)
-            x = feed_forward(x, weights, plan.shape, drop.ffn)
+            x, seen = self_attention(x, windows[j], weights, sight, plan, drop.attn)
+            x = cross_attention(x, memories[j], weights, sight, plan, drop.cross)
+            x = feed_forward(x, weights, plan, drop.ffn)
             windows[j] = slide(seen, plan.chunks.length[k], at, plan.shape.window - 1)
         s = last(x, plan.chunks.length[k], at, s)
         outputs.append(x)
@@ -68,41 +67,53 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return x * (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
 
 
-def merge(e: Tensor, gate_e: Tensor, h: Tensor, weight: Tensor, alpha: float, eps: float) -> Tensor:
+def merge(e: Tensor, gate_e: Tensor, h: Tensor, weight: Tensor, plan: Plan) -> Tensor:
     """u [C, B, d] of a chunk's encoder outputs e [C, B, d]."""
-    gate_h, value = product(normalise(h, eps), weight).chunk(2, dim=-1)
-    return e + alpha * torch.sigmoid(gate_e + gate_h) * value
+    gate_h, value = product(sublayer_input(h, plan), weight).chunk(2, dim=-1)
+    added = plan.alpha * torch.sigmoid(gate_e + gate_h) * value
+    own = plan.seam.own(d := e.shape[-1])
+    if len(own) < d:
+        added = plan.seam.leave(F.pad(added, (own.start, d - own.stop)))
+    return e + added
+
+
+def sublayer_input(x: Tensor, plan: Plan) -> Tensor:
+    """x / rms(x), in front of weights that may be cut."""
+    return normalise(plan.seam.enter(x), plan.shape.eps)
 
 
 def self_attention(
-    x: Tensor, window: Tensor, w: LayerWeights, sight: Sight, shape: Shape, mask: Tensor | None
+    x: Tensor, window: Tensor, w: LayerWeights, sight: Sight, plan: Plan, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """x plus attention over each token's last W entries; and the entries, old and new."""
-    qkv = product(normalise(x, shape.eps), w.qkv).unflatten(-1, (-1, shape.head_width))
+    shape = plan.shape
+    qkv = product(sublayer_input(x, plan), w.qkv).unflatten(-1, (-1, shape.head_width))
     q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=2)
     q, k = rotate(q, sight.cos, sight.sin), rotate(k, sight.cos, sight.sin)
     seen = torch.cat((window, torch.stack((k, v), dim=2)))
     keys, values = seen.unfold(0, shape.window, 1).movedim(-1, -2).unbind(dim=2)
     query = q.unflatten(2, (shape.kv_heads, -1))
     weight = (query @ keys.transpose(-1, -2) + sight.window).softmax(dim=-1)
-    return x + masked(product((weight @ values).flatten(2), w.o), mask), seen
+    out = plan.seam.leave(product((weight @ values).flatten(2), w.o))
+    return x + masked(out, mask), seen
 
 
 def cross_attention(
-    x: Tensor, memory: Memory, w: LayerWeights, sight: Sight, shape: Shape, mask: Tensor | None
+    x: Tensor, memory: Memory, w: LayerWeights, sight: Sight, plan: Plan, mask: Tensor | None
 ) -> Tensor:
     """x plus attention to the encoder memory."""
-    q = product(normalise(x, shape.eps), w.cross_q).unflatten(-1, (-1, shape.head_width))
+    shape = plan.shape
+    q = product(sublayer_input(x, plan), w.cross_q).unflatten(-1, (-1, shape.head_width))
     query = by_lane(rotate(q, sight.cos, sight.sin), shape.kv_heads)
     score = (query @ memory.k.transpose(-1, -2)).unflatten(2, (len(x), -1)) + sight.memory
     crossed = by_token(score.softmax(dim=-1).flatten(2, 3) @ memory.v, len(x))
-    return x + masked(product(crossed.flatten(2), w.cross_o), mask)
+    return x + masked(plan.seam.leave(product(crossed.flatten(2), w.cross_o)), mask)
 
 
-def feed_forward(x: Tensor, w: LayerWeights, shape: Shape, mask: Tensor | None) -> Tensor:
+def feed_forward(x: Tensor, w: LayerWeights, plan: Plan, mask: Tensor | None) -> Tensor:
     """x plus down(silu(gate) * up)."""
-    gate, up = product(normalise(x, shape.eps), w.gate_up).chunk(2, dim=-1)
-    return x + masked(product(F.silu(gate) * up, w.down), mask)
+    gate, up = product(sublayer_input(x, plan), w.gate_up).chunk(2, dim=-1)
+    return x + masked(plan.seam.leave(product(F.silu(gate) * up, w.down)), mask)
 
 
 def slide(seen: Tensor, length: Tensor, at: Slots, keep: int) -> Tensor:

@@ -2,6 +2,9 @@
 
 C tokens of B lanes go through together, x [C, B, d]. Backward steps form activation gradients only;
 what weight gradients need is left on the tape, so that each is one large product afterwards.
+
+A process that has some of the heads and inner columns forms a part of a sublayer's output, and of
+the gradient of its normalised input; the seam adds the parts up.
 """
 
 from typing import NamedTuple
@@ -72,7 +75,8 @@ def self_attention(x: Tensor, tape: LayerTape, at: Slots, view: View, shape: Sha
     weight = (grouped @ keys.transpose(-1, -2) + view.window).softmax(dim=-1)
     attended = (weight @ values).flatten(2)
     tape.put(at, attn_input=n, attn_scale=scale, query=q, weight=weight.flatten(2, 3))
-    return x + masked(product(attended, tape.weights.o), mask_of(tape.masks.attn, at))
+    out = tape.seam.total(product(attended, tape.weights.o))
+    return x + masked(out, mask_of(tape.masks.attn, at))
 
 
 def self_attention_backward(
@@ -94,7 +98,7 @@ def self_attention_backward(
     d_qk.copy_(rotate(d_qk, view.cos, view.sin, -1))
     d_qkv = d_qkv.flatten(2)
     tape.put(at, attended=(weight @ values).flatten(2), d_attn=d_attn, d_qkv=d_qkv)
-    d_n = product_backward(d_qkv, tape.weights.qkv)
+    d_n = tape.seam.total(product_backward(d_qkv, tape.weights.qkv))
     return normalise_backward(dy, d_n, tape.get(at, "attn_input"), tape.get(at, "attn_scale"))
 
 
@@ -110,7 +114,8 @@ def cross_attention(x: Tensor, tape: LayerTape, at: Slots, view: View, shape: Sh
     weight = _cross_weight(q, memory, view, shape)
     crossed = by_token(weight @ memory.v, len(x)).flatten(2)
     tape.put(at, cross_input=n, cross_scale=scale, cross_query=q, crossed=crossed)
-    return x + masked(product(crossed, tape.weights.cross_o), mask_of(tape.masks.cross, at))
+    out = tape.seam.total(product(crossed, tape.weights.cross_o))
+    return x + masked(out, mask_of(tape.masks.cross, at))
 
 
 def _cross_weight(q: Tensor, memory: Memory, view: View, shape: Shape) -> Tensor:
@@ -136,7 +141,7 @@ def cross_attention_backward(
     for name, by_entry in {"cross_weight": weight, "d_score": d_score}.items():
         at.put(tape.kept[name][..., view.entries], by_token(by_entry, len(dy)))
     tape.put(at, d_cross=d_cross, d_crossed=d_crossed, d_cross_q=d_cross_q)
-    d_n = product_backward(d_cross_q, tape.weights.cross_q)
+    d_n = tape.seam.total(product_backward(d_cross_q, tape.weights.cross_q))
     return normalise_backward(dy, d_n, tape.get(at, "cross_input"), tape.get(at, "cross_scale"))
 
 
@@ -149,7 +154,7 @@ def feed_forward(x: Tensor, tape: LayerTape, at: Slots, shape: Shape) -> Tensor:
     gate_up = product(n, tape.weights.gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     tape.put(at, ffn_input=n, ffn_scale=scale, gate_up=gate_up)
-    out = product(F.silu(gate) * up, tape.weights.down)
+    out = tape.seam.total(product(F.silu(gate) * up, tape.weights.down))
     return x + masked(out, mask_of(tape.masks.ffn, at))
 
 
@@ -161,7 +166,7 @@ def feed_forward_backward(dy: Tensor, tape: LayerTape, at: Slots) -> Tensor:
     d_gate = silu_backward(d_hidden * up, gate)
     d_gate_up = torch.cat((d_gate, d_hidden * F.silu(gate)), dim=-1)
     tape.put(at, d_ffn=d_ffn, d_gate_up=d_gate_up)
-    d_n = product_backward(d_gate_up, tape.weights.gate_up)
+    d_n = tape.seam.total(product_backward(d_gate_up, tape.weights.gate_up))
     return normalise_backward(dy, d_n, tape.get(at, "ffn_input"), tape.get(at, "ffn_scale"))
 
 

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from rlt_dist.ops.recurrence.chunks import Slots
-from rlt_dist.ops.recurrence.problem import Border, LayerMasks, Memory, Operands, Plan, padded
+from rlt_dist.ops.recurrence.problem import (
+    Border,
+    FedBack,
+    LayerMasks,
+    Memory,
+    Operands,
+    Plan,
+    padded,
+)
 
 _SPARSE = ("weight", "cross_weight", "d_score")
 """Kept by token and by entry: what a token does not attend to is never written and stays zero."""
@@ -43,7 +51,7 @@ class LayerTape:
     """One layer's buffers.
 
     Attributes:
-        weights, masks: the layer's; masks [T + 1, B, d].
+        weights, masks, seam: the layer's; masks [T + 1, B, d].
         memory: the entries that tokens may see, the first of `memory_rows`.
         entries: keys and values [W + T, B, 2, KV, w]: W - 1 carried in, then the tokens'.
         dentries: their gradients.
@@ -53,7 +61,7 @@ class LayerTape:
     dentries: Tensor
 
     def __init__(self, plan: Plan, operands: Operands, layer: int, store: Store) -> None:
-        self.weights = operands.weights[layer]
+        self.weights, self.seam = operands.weights[layer], plan.seam
         memory, known = operands.memories[plan.groups[layer]], plan.past + plan.chunks.tokens
         self.memory = Memory(memory.k[:, :, :known], memory.v[:, :, :known])
         self.memory_rows = memory.k.shape[2]
@@ -191,13 +199,16 @@ class FeedbackTape:
     """The feedback's buffers.
 
     Attributes:
-        e, gate_e: [T + 1, B, d].
-        s: [T + 2, B, d]; slot 0 was carried in, token t stands at t + 1.
-        r, r_scale, fed: [K, B, d | 1 | 2 d], by chunk: h / rms(h), 1 / rms(h), and r's product with
-            the weight.
-        ds, de, dgate_e, dfed, dinitial, dboundary: gradients.
+        e, gate_e: [T + 1, B, d | d'].
+        y: [T + 1, B, d], the last layer's outputs.
+        s: [T + 2, B, d], outputs that are fed back; slot 0 was carried in, token t stands at t + 1.
+        r, r_scale, fed: [K, B, d | 1 | 2 d'], by chunk: h / rms(h), 1 / rms(h), and r's product
+            with the weight.
+        own: the columns of d that this process forms; None: all.
+        dy, ds, de, dgate_e, dfed, dinitial, dboundary: gradients.
     """
 
+    dy: Tensor
     ds: Tensor
     de: Tensor
     dgate_e: Tensor
@@ -205,30 +216,46 @@ class FeedbackTape:
     dinitial: Tensor
     dboundary: Tensor
 
-    def __init__(self, plan: Plan, operands: Operands) -> None:
+    def __init__(self, plan: Plan, operands: Operands, *, closed: bool = True) -> None:
+        """Closed: the outputs here are those that are fed back, y a view of s."""
         self.inputs, self.alpha, self.eps = operands.fed, plan.alpha, plan.shape.eps
-        self._chunks = plan.chunks
+        self.seam, self._closed, self._chunks = plan.seam, closed, plan.chunks
         self.e = padded(operands.e)
-        self.s = self.e.new_zeros(len(self.e) + 1, *self.e.shape[1:])
-        if self.inputs is not None:
+        columns = plan.seam.own(d := self.e.shape[2])
+        self.own = None if len(columns) == d else slice(columns.start, columns.stop)
+        if self.inputs is None:
+            self.y = torch.zeros_like(self.e)
+        else:
+            self.s = self.e.new_zeros(len(self.e) + 1, *self.e.shape[1:])
             self.s[0] = self.inputs.s
+            self.y = self.s[1:] if closed else torch.zeros_like(self.e)
             self.gate_e = padded(self.inputs.gate_e)
             self.initial = self.inputs.initial.contiguous()
             self.boundary = self.inputs.boundary.contiguous()
-            chunks, (lanes, d) = len(plan.chunks), self.e.shape[1:]
-            self.r, self.r_scale = (self.e.new_zeros(chunks, lanes, n) for n in (d, 1))
-            self.fed = self.e.new_zeros(chunks, lanes, 2 * d)
+            sizes = (d, 1, len(self.inputs.weight))
+            chunks, lanes = len(plan.chunks), self.e.shape[1]
+            self.r, self.r_scale, self.fed = (self.e.new_zeros(chunks, lanes, n) for n in sizes)
 
-    def begin_backward(self, ds: Tensor, after: Border) -> None:
-        """Make room for gradients, given those of the outputs [T, B, d] and of what comes after."""
-        self.ds, self.de = torch.zeros_like(self.s), torch.zeros_like(self.e)
-        self.ds[1:-1] = ds
-        self.ds[-2] += after.s
+    def begin_backward(self, dy: Tensor | None, after: Border) -> None:
+        """Make room for gradients, given those of the outputs [T, B, d] and of what comes after.
+
+        None: those of the outputs are put in chunk by chunk.
+        """
+        self.de = torch.zeros_like(self.e)
+        if self.inputs is None:
+            self.dy = torch.zeros_like(self.y)
+        else:
+            self.ds = torch.zeros_like(self.s)
+            self.dy = self.ds[1:] if self._closed else torch.zeros_like(self.y)
+        if dy is not None:
+            self.dy[:-1] = dy
         if self.inputs is not None:
-            self.dgate_e, self.dfed = torch.zeros_like(self.e), torch.zeros_like(self.fed)
+            self.dgate_e, self.dfed = torch.zeros_like(self.gate_e), torch.zeros_like(self.fed)
             self.dinitial = torch.zeros_like(self.initial)
             self.dboundary = torch.zeros_like(self.boundary)
-            self.hand_back(after.boundary, *self._chunks.last())
+            if after.fed is not None:
+                self.ds[-2] += after.fed.s
+                self.hand_back(after.fed.boundary, *self._chunks.last())
 
     # A chunk's boundary state h is s* at a document's start, else the output before the chunk's
     # first token, else (where the chunk runs on from before the segment) the one carried in.
@@ -246,9 +273,19 @@ class FeedbackTape:
         self.dboundary += dh * ~fresh
         self.ds[first, torch.arange(len(first), device=first.device)] += dh * (fresh & ~start)
 
+    def after(self) -> FedBack | None:
+        """What the token behind the last one is fed."""
+        if self.inputs is None:
+            return None
+        return FedBack(self.s[-2].clone(), self.boundary_states(*self._chunks.last()))
+
+    def gradient_before(self) -> FedBack | None:
+        """The gradient of what the first token was fed."""
+        return None if self.inputs is None else FedBack(self.ds[0], self.dboundary)
+
     def outputs(self) -> Tensor:
         """[T, B, d]"""
-        return self.s[1:-1]
+        return self.y[:-1]
 
 
 @dataclass(frozen=True)
@@ -260,10 +297,10 @@ class Tape:
     feedback: FeedbackTape
 
     @classmethod
-    def blank(cls, plan: Plan, operands: Operands, store: Store) -> "Tape":
-        """A tape with nothing on it yet."""
+    def blank(cls, plan: Plan, operands: Operands, store: Store, *, closed: bool = True) -> "Tape":
+        """A tape with nothing on it yet; `closed` as in `FeedbackTape`."""
         layers = [LayerTape(plan, operands, layer, store) for layer in range(len(plan.groups))]
-        return cls(plan, layers, FeedbackTape(plan, operands))
+        return cls(plan, layers, FeedbackTape(plan, operands, closed=closed))
 
     def without_feedback(self, u: Tensor) -> "Tape":
         """The same layers, which are given u [T, B, d] for all tokens at once, as in RLT-0."""
@@ -273,18 +310,15 @@ class Tape:
 
     def after(self) -> Border:
         """What the token behind the last one needs."""
-        windows, s = [layer.window_after() for layer in self.layers], self.feedback.s[-2]
-        if self.feedback.inputs is None:
-            return Border(windows, s, s)
-        return Border(windows, s, self.feedback.boundary_states(*self.plan.chunks.last()))
+        return Border([layer.window_after() for layer in self.layers], self.feedback.after())
 
-    def begin_backward(self, ds: Tensor, after: Border, store: Store) -> None:
-        """Make room for gradients, given those of the outputs [T, B, d] and of `after`."""
-        self.feedback.begin_backward(ds, after)
+    def begin_backward(self, dy: Tensor | None, after: Border, store: Store) -> None:
+        """Make room for gradients, given those of `after` and as in `FeedbackTape`."""
+        self.feedback.begin_backward(dy, after)
         for layer, dwindow in zip(self.layers, after.windows, strict=True):
             layer.begin_backward(dwindow, store)
 
     def gradient_before(self) -> Border:
         """The gradient of what came from before the first token, when backward is through."""
-        windows, ds = [layer.dwindow_before() for layer in self.layers], self.feedback.ds[0]
-        return Border(windows, ds, ds if self.feedback.inputs is None else self.feedback.dboundary)
+        windows = [layer.dwindow_before() for layer in self.layers]
+        return Border(windows, self.feedback.gradient_before())

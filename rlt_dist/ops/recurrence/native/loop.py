@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlt_dist.ops.recurrence.loop import Pass
 from rlt_dist.ops.recurrence.native.build import library
 from rlt_dist.ops.recurrence.problem import LayerMasks, LayerWeights, Memory, Operands
 from rlt_dist.ops.recurrence.tape import FeedbackTape, LayerTape, Tape
@@ -47,6 +48,8 @@ _FEEDBACK = [
     "boundary",
     "s",
     "ds",
+    "y",
+    "dy",
     "r",
     "r_scale",
     "fed",
@@ -63,10 +66,7 @@ class _Packed(Structure):
 
 
 class _Chunks(Structure):
-    _fields_ = (
-        ("count", c_int32),
-        *((name, c_void_p) for name in ("first", "length", "fresh", "start")),
-    )
+    _fields_ = tuple((name, c_void_p) for name in ("first", "length", "fresh", "start"))
 
 
 class _Layer(Structure):
@@ -148,13 +148,13 @@ class NativeLoop:
         """That of x: autocast means nothing to it."""
         return x.dtype
 
-    def forward(self, tape: Tape) -> None:
+    def forward(self, tape: Tape) -> Pass:
         """Fill the tape."""
-        _Call(tape, self._forward_packs, backward=False).run()
+        return _Pass(tape, self._forward_packs, backward=False)
 
-    def backward(self, tape: Tape) -> None:
+    def backward(self, tape: Tape) -> Pass:
         """Fill its gradients, those of activations only."""
-        _Call(tape, self._backward_packs, backward=True).run()
+        return _Pass(tape, self._backward_packs, backward=True)
 
     @cached_property
     def _forward_packs(self) -> _Packs:
@@ -165,38 +165,34 @@ class NativeLoop:
         return _Packs(self._operands, transposed=True)
 
 
-class _Call:
-    """Structs for one call, and the tensors that they point into."""
+class _Pass:
+    """Structs for a pass, made once for all of its calls, and the tensors that they point into."""
 
     def __init__(self, tape: Tape, packs: _Packs, *, backward: bool) -> None:
         self._held: list[Tensor] = []
-        self._packs, self._backward = packs, backward
+        self._tape, self._packs, self._backward = tape, packs, backward
         self._dtype = tape.feedback.e.dtype
-        self._double = self._dtype == torch.float64
-        segment, feedback = _structs(c_double if self._double else c_float)
-        self.segment = self._segment(segment(), tape)
+        double = self._dtype == torch.float64
+        self._run = library().run_float64 if double else library().run_float32
+        segment, feedback = _structs(c_double if double else c_float)
         layers = [
             self._layer(*of_layer) for of_layer in zip(tape.layers, packs.layers, strict=True)
         ]
-        self.layers = (_Layer * len(layers))(*layers)
-        self.feedback = self._feedback(feedback(), tape.feedback)
-        self.chunks = self._chunks(tape)
-
-    def run(self) -> None:
-        """Go through all chunks, the lanes split over torch's threads."""
-        function = library().run_float64 if self._double else library().run_float32
-        function(
-            byref(self.segment),
-            self.layers,
-            len(self.layers),
-            byref(self.feedback),
-            byref(self.chunks),
-            torch.get_num_threads(),
-            int(self._backward),
+        self._given = (
+            byref(self._segment(segment(), tape)),
+            (_Layer * len(layers))(*layers),
+            len(layers),
+            byref(self._feedback(feedback(), tape.feedback)),
+            byref(self._chunks(tape)),
+            int(backward),
         )
 
+    def __call__(self, chunks: range) -> None:
+        """Go through the chunks, the lanes split over torch's threads."""
+        self._run(*self._given, torch.get_num_threads(), chunks.start, chunks.stop)
+
     def _hold(self, tensor: Tensor) -> int:
-        """The address of a tensor that must live as long as this call."""
+        """The address of a tensor that must live as long as this pass."""
         self._held.append(tensor.contiguous())
         return self._held[-1].data_ptr()
 
@@ -251,4 +247,4 @@ class _Call:
         chunks = tape.plan.chunks
         first, length = (self._hold(x.to(torch.int32)) for x in (chunks.first, chunks.length))
         fresh, start = (self._hold(x.to(torch.uint8)) for x in (chunks.fresh, chunks.start))
-        return _Chunks(len(chunks), first, length, fresh, start)
+        return _Chunks(first, length, fresh, start)

@@ -10,32 +10,35 @@ template <class F> struct Feedback {
   F alpha;
   const F *e, *gate_e;                  // [T, B, d]
   const F *initial, *boundary;          // [B, d]
-  F *s, *ds;                            // [T + 1, B, d]; slot 0 was carried in
+  F *s, *ds;                            // [T + 1, B, d], what is fed back; slot 0 was carried in
+  F *y;                                 // [T, B, d], outputs
+  const F *dy;                          // [T, B, d]
   F *r, *r_scale, *fed, *dfed;          // [K, B, d | 1 | 2 d | 2 d]
   F *de, *dgate_e;                      // [T, B, d]
   F *dinitial, *dboundary;              // [B, d]
 };
 
-// Chunks k < count: lane b's tokens first .. first + length - 1 (length may be 0).
+// Chunk k of lane b has tokens first .. first + length - 1 (length may be 0).
 struct Chunks {
-  int32_t count;
   const int32_t *first, *length;        // [K, B]
   const uint8_t *fresh, *start;         // [K, B]
 };
 
 template <class F> class Worker {
 public:
-  Worker(const Segment<F> &s, const Layer<F> *layers, int count, const Feedback<F> &f, const Chunks &c, int from, int to)
-      : s(s), layers(layers), count(count), f(f), chunks(c), from(from), to(to) {
+  // For lanes from .. to - 1 of chunks begin .. end - 1.
+  Worker(const Segment<F> &s, const Layer<F> *layers, int count, const Feedback<F> &f, const Chunks &c, int begin,
+         int end, int from, int to)
+      : s(s), layers(layers), count(count), f(f), chunks(c), begin(begin), end(end), from(from), to(to) {
     int longest = 0;
-    for (int i = 0; i < c.count * s.lanes; i++) longest = std::max(longest, c.length[i]);
+    for (int i = begin * s.lanes; i < end * s.lanes; i++) longest = std::max(longest, c.length[i]);
     int n = longest * (to - from), qkv = (s.heads + 2 * s.kv_heads) * s.width;
     scratch.reserve(std::max(n, to - from), std::max({2 * s.ffn, qkv, 2 * s.d}), s.d, s.memory);
     x.resize((size_t)n * s.d), h.resize((size_t)(to - from) * s.d);
   }
 
   void forward() {
-    for (int k = 0; k < chunks.count; k++) {
+    for (int k = begin; k < end; k++) {
       if (!gather(k)) continue;
       enter(k);
       for (int l = 0; l < count; l++) {
@@ -43,14 +46,14 @@ public:
         cross_attention(s, layers[l], x.data(), rows.data(), n(), scratch);
         feed_forward(s, layers[l], x.data(), rows.data(), n(), scratch);
       }
-      for (int i = 0; i < n(); i++) copy(f.s + (int64_t)(rows[i] + s.lanes) * s.d, &x[(int64_t)i * s.d], s.d);
+      for (int i = 0; i < n(); i++) copy(f.y + (int64_t)rows[i] * s.d, &x[(int64_t)i * s.d], s.d);
     }
   }
 
   void backward() {
-    for (int k = chunks.count - 1; k >= 0; k--) {
+    for (int k = end - 1; k >= begin; k--) {
       if (!gather(k)) continue;
-      for (int i = 0; i < n(); i++) copy(&x[(int64_t)i * s.d], f.ds + (int64_t)(rows[i] + s.lanes) * s.d, s.d);
+      for (int i = 0; i < n(); i++) copy(&x[(int64_t)i * s.d], f.dy + (int64_t)rows[i] * s.d, s.d);
       for (int l = count - 1; l >= 0; l--) {
         feed_forward_backward(s, layers[l], x.data(), rows.data(), n(), scratch);
         cross_attention_backward(s, layers[l], x.data(), rows.data(), n(), scratch);
@@ -66,7 +69,7 @@ private:
   int count;
   const Feedback<F> &f;
   const Chunks &chunks;
-  int from, to;
+  int begin, end, from, to;
   Scratch<F> scratch;
   std::vector<F> x, h;
   std::vector<int> rows, lanes;
@@ -145,9 +148,10 @@ private:
 };
 
 template <class F>
-void run(const Segment<F> *s, const Layer<F> *layers, int count, const Feedback<F> *f, const Chunks *c, int threads, bool back) {
+void run(const Segment<F> *s, const Layer<F> *layers, int count, const Feedback<F> *f, const Chunks *c, bool back,
+         int threads, int begin, int end) {
   auto work = [=](int from, int to) {
-    Worker<F> worker(*s, layers, count, *f, *c, from, to);
+    Worker<F> worker(*s, layers, count, *f, *c, begin, end, from, to);
     back ? worker.backward() : worker.forward();
   };
   std::vector<std::thread> others;
@@ -158,10 +162,12 @@ void run(const Segment<F> *s, const Layer<F> *layers, int count, const Feedback<
 }
 
 extern "C" {
-void run_float32(const Segment<float> *s, const Layer<float> *l, int n, const Feedback<float> *f, const Chunks *c, int threads, int back) {
-  run(s, l, n, f, c, threads, back);
+void run_float32(const Segment<float> *s, const Layer<float> *l, int n, const Feedback<float> *f, const Chunks *c,
+                 int back, int threads, int begin, int end) {
+  run(s, l, n, f, c, back, threads, begin, end);
 }
-void run_float64(const Segment<double> *s, const Layer<double> *l, int n, const Feedback<double> *f, const Chunks *c, int threads, int back) {
-  run(s, l, n, f, c, threads, back);
+void run_float64(const Segment<double> *s, const Layer<double> *l, int n, const Feedback<double> *f, const Chunks *c,
+                 int back, int threads, int begin, int end) {
+  run(s, l, n, f, c, back, threads, begin, end);
 }
 }
