@@ -1,7 +1,7 @@
 """What a checkpoint holds, as tensors with global names.
 
 Names are `model.NAME`, `optimizer.MOMENT.NAME`, `state.NAME` and `cursors`. State and cursors are
-cut by lanes, so they are written as DTensors over the mesh of lanes: any number of processes
+cut by lanes, so they are written as DTensors over the mesh's data axis: any number of processes
 that divides the lanes loads what any other saved.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from rlt_dist.mesh.world import World
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 
 
@@ -32,7 +32,7 @@ class Contents:
     state: State
     cursors: Tensor
 
-    def to_global(self, world: World) -> dict[str, Tensor]:
+    def to_global(self, mesh: Mesh) -> dict[str, Tensor]:
         """One flat mapping of global names to tensors; those cut by lanes become DTensors.
 
         Tensors without elements (a memory that is still empty) are left out.
@@ -42,7 +42,7 @@ class Contents:
         flat = {f"model.{name}": tensor.detach() for name, tensor in self.model.items()}
         flat |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.items()}
         flat |= {
-            name: DTensor.from_local(tensor.contiguous(), world.lanes, [Shard(0)], run_check=False)
+            name: _by_lane(tensor.contiguous(), mesh)
             for name, tensor in by_lane.items()
             if tensor.numel()
         }
@@ -63,10 +63,14 @@ def from_global(flat: Mapping[str, Tensor], empty: State) -> Contents:
     return Contents(part("model."), part("optimizer."), empty | part("state."), cursors)
 
 
-def blank(name: str, shape: torch.Size, dtype: torch.dtype, world: World) -> Tensor:
+def blank(name: str, shape: torch.Size, dtype: torch.dtype, mesh: Mesh) -> Tensor:
     """A tensor to load into: whole, or this process's lanes of it."""
+    device = mesh.world.device
     if not name.startswith("state.") and name != "cursors":
-        return torch.empty(shape, dtype=dtype, device=world.device)
-    local = (shape[0] // world.size, *shape[1:])
-    tensor = torch.empty(local, dtype=dtype, device=world.device)
-    return DTensor.from_local(tensor, world.lanes, [Shard(0)], run_check=False)
+        return torch.empty(shape, dtype=dtype, device=device)
+    local = (shape[0] // mesh.axes.data, *shape[1:])
+    return _by_lane(torch.empty(local, dtype=dtype, device=device), mesh)
+
+
+def _by_lane(local: Tensor, mesh: Mesh) -> DTensor:
+    return DTensor.from_local(local, mesh.devices["data"], [Shard(0)], run_check=False)

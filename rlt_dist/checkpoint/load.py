@@ -12,7 +12,7 @@ from rlt_dist.checkpoint.contents import Contents, blank, from_global
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
 from rlt_dist.data.lanes import Cursor
-from rlt_dist.mesh.world import World
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
 from rlt_dist.util.errors import UserError
@@ -20,7 +20,7 @@ from rlt_dist.util.errors import UserError
 _TOKENS = Cursor.FIELDS.index("tokens")
 
 
-def load_contents(folder: Path, empty: State, world: World) -> Contents:
+def load_contents(folder: Path, empty: State, mesh: Mesh) -> Contents:
     """Everything of a checkpoint, state and cursors cut to this process's lanes.
 
     Args:
@@ -30,10 +30,10 @@ def load_contents(folder: Path, empty: State, world: World) -> Contents:
         UserError: a lane's state and its cursor have not seen the same number of tokens.
     """
     flat = {
-        name: blank(name, shape, dtype, world)
+        name: blank(name, shape, dtype, mesh)
         for name, (shape, dtype) in stored_tensors(folder).items()
     }
-    dcp.load(flat, storage_reader=dcp.FileSystemReader(folder), process_group=world.group)
+    dcp.load(flat, storage_reader=dcp.FileSystemReader(folder), process_group=mesh.world.group)
     contents = from_global(flat, empty)
     if not torch.equal(contents.state["tokens"], contents.cursors[:, _TOKENS]):
         raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")

@@ -15,14 +15,12 @@ from rlt_dist.checkpoint.manifest import (
     write_manifest,
 )
 from rlt_dist.mesh.collectives import on_leader
-from rlt_dist.mesh.world import World
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import commit_folder, remove_folder
 
 
-def save_checkpoint(
-    folder: Path, contents: Contents, facts: Facts, world: World, keep: int
-) -> Path:
+def save_checkpoint(folder: Path, contents: Contents, facts: Facts, mesh: Mesh, keep: int) -> Path:
     """Write one checkpoint and remove all but the newest `keep`.
 
     Until the rename the checkpoint does not exist, so a process killed at any moment leaves
@@ -36,9 +34,9 @@ def save_checkpoint(
     """
     final = folder / folder_name(facts.step)
     partial = folder / f".{final.name}.partial"
-    on_leader(world, lambda: _clear(partial, facts.step))
-    _write(partial, contents, world)
-    on_leader(world, lambda: _commit(partial, final, facts, keep))
+    on_leader(mesh.world, lambda: _clear(partial, facts.step))
+    _write(partial, contents, mesh)
+    on_leader(mesh.world, lambda: _commit(partial, final, facts, keep))
     return final
 
 
@@ -75,10 +73,10 @@ def clear_leftovers(folder: Path) -> None:
         remove_folder(leftover)
 
 
-def _write(partial: Path, contents: Contents, world: World) -> None:
+def _write(partial: Path, contents: Contents, mesh: Mesh) -> None:
     writer = dcp.FileSystemWriter(partial, sync_files=True)
     try:
-        dcp.save(contents.to_global(world), storage_writer=writer, process_group=world.group)
+        dcp.save(contents.to_global(mesh), storage_writer=writer, process_group=mesh.world.group)
     except CheckpointException as error:
         for rank, (failure, _) in sorted(error.failures.items()):
             reason = _why_unwritten(failure)

@@ -28,7 +28,9 @@ def train(
     from rlt_dist.checkpoint.run_folder import check_moved
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
+    from rlt_dist.mesh.axes import axes_of
     from rlt_dist.mesh.collectives import together
+    from rlt_dist.mesh.mesh import open_mesh
     from rlt_dist.mesh.world import open_world
     from rlt_dist.train.loop import run_training
     from rlt_dist.train.session import open_session
@@ -36,5 +38,6 @@ def train(
     with open_world() as world:
         config = together(world, lambda: load_typed(file, RunConfig, overrides or ()))
         together(world, lambda: check_moved(file, config))
-        with open_session(config, world) as session:
+        axes = together(world, lambda: axes_of(config.mesh, world.size))
+        with open_mesh(world, axes) as mesh, open_session(config, mesh) as session:
             run_training(session)

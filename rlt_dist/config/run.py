@@ -15,6 +15,7 @@ from pydantic import (
 
 from rlt_dist.config.load import Strict, write_yaml
 from rlt_dist.config.model import ModelConfig, Probability, RltConfig
+from rlt_dist.util.errors import UserError
 
 
 class DataConfig(Strict):
@@ -46,6 +47,9 @@ class OptimizerConfig(Strict):
     weight_decay: NonNegativeFloat = 0.1
     clip: PositiveFloat = 1.0
     """Largest global gradient norm; a longer gradient is scaled down to it."""
+    engine: Literal["torch", "deepspeed"] = "torch"
+    """Who keeps the optimizer's state cut over data-parallel ranks. torch: this project;
+    deepspeed: DeepSpeed's ZeRO, whose master weights are float32."""
 
 
 class ScheduleConfig(Strict):
@@ -65,7 +69,8 @@ class TrainConfig(Strict):
     precision: Literal["float32", "bfloat16", "float64"] = "float32"
     """bfloat16: products in bfloat16; weights, gradients and carried state in float32."""
     micro_batch: PositiveInt | None = None
-    """Lanes per forward and backward on one rank; null: all of the rank's lanes at once."""
+    """Lanes per forward and backward on one rank. null: all of the rank's lanes at once; in a
+    pipeline, as many micro-batches as it has stages, or the next larger number of equal ones."""
     log_every: PositiveInt = 10
     """Steps between lines on a screen that is not a terminal."""
     max_skips: PositiveInt = 10
@@ -89,6 +94,28 @@ class CheckpointConfig(Strict):
     """How many of the newest are kept."""
 
 
+class MeshConfig(Strict):
+    """How many processes share the work, and what each axis shares out; no result depends on it."""
+
+    data: PositiveInt | None = None
+    """Shares of the lanes; null: processes / (pipeline x tensor)."""
+    pipeline: PositiveInt = 1
+    """Stages: shares of the layers."""
+    tensor: PositiveInt = 1
+    """Shares of every weight matrix: heads, inner columns, vocabulary."""
+
+
+class PipelineConfig(Strict):
+    """In which order a stage takes its micro-batches; no result depends on it."""
+
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    """Transformer-XL. 1f1b: forward and backward in turns; gpipe: all forward, then backward."""
+    group: PositiveInt | None = None
+    """RLT: micro-batches that go round the ring together; null: all."""
+    in_flight: PositiveInt = 2
+    """RLT: groups that a stage may hold; 1: one after the other, 2: the next fills idle time."""
+
+
 class OpsConfig(Strict):
     """Which implementation computes; none of them changes a result."""
 
@@ -105,6 +132,8 @@ class RecomputeConfig(Strict):
     kept unless it takes more than the budget, else the longest parts that fit."""
     budget_gib: PositiveFloat = 4.0
     """GiB that auto lets the decoder take for the backward of one micro-batch on one rank."""
+    layers: bool = False
+    """RLT's encoder layers and Transformer-XL's layers keep their inputs only."""
 
 
 _IDENTITY = (
@@ -130,6 +159,8 @@ class RunConfig(Strict):
     schedule: ScheduleConfig = ScheduleConfig()
     train: TrainConfig
     validation: ValidationConfig = ValidationConfig()
+    mesh: MeshConfig = MeshConfig()
+    pipeline: PipelineConfig = PipelineConfig()
     ops: OpsConfig = OpsConfig()
     recompute: RecomputeConfig = RecomputeConfig()
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
@@ -180,6 +211,79 @@ class RunConfig(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_mesh(self) -> "RunConfig":
+        model, pipeline, tensor = self.model, self.mesh.pipeline, self.mesh.tensor
+        if isinstance(model, RltConfig):
+            stacks = {
+                "encoder_layers": model.encoder_layers,
+                "decoder_layers": model.decoder_layers,
+            }
+            kv_heads, inner = model.key_value_heads, ("model.ffn", model.ffn)
+        else:
+            stacks = {"layers": model.layers}
+            kv_heads, inner = model.heads, ("model.d_inner", model.d_inner)
+        for name, layers in stacks.items():
+            if layers < pipeline:
+                raise ValueError(
+                    f"mesh.pipeline {pipeline} exceeds model.{name} {layers}: "
+                    "every stage needs a layer of it"
+                )
+        if model.heads % tensor:
+            raise ValueError(f"mesh.tensor {tensor} does not divide model.heads {model.heads}")
+        if kv_heads % tensor and tensor % kv_heads:
+            raise ValueError(
+                f"mesh.tensor {tensor} neither divides model.kv_heads {kv_heads} nor is a multiple "
+                "of them"
+            )
+        trouble = cut_trouble(*inner, tensor)
+        if trouble is not None:
+            raise ValueError(trouble)
+        if self.ops.recurrence == "native" and tensor > 1:
+            raise ValueError(
+                f"ops.recurrence: native computes whole layers, and mesh.tensor is {tensor}; "
+                "take auto or python"
+            )
+        if self.ops.recurrence == "reference" and pipeline > 1:
+            raise ValueError(
+                f"ops.recurrence: reference is one autograd graph, and mesh.pipeline is {pipeline};"
+                " take another"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pipeline(self) -> "RunConfig":
+        """A choice that the model does not have is a mistake, not one to pass over."""
+        given, default = self.pipeline, PipelineConfig()
+        if isinstance(self.model, RltConfig):
+            if given.schedule != default.schedule:
+                raise ValueError(
+                    f"pipeline.schedule {given.schedule} is for Transformer-XL; "
+                    "RLT's order follows from pipeline.group and pipeline.in_flight"
+                )
+        elif (given.group, given.in_flight) != (default.group, default.in_flight):
+            raise ValueError(
+                "pipeline.group and pipeline.in_flight are for RLT's ring; "
+                "Transformer-XL's order is pipeline.schedule"
+            )
+        return self
+
+    def micro_batch_lanes(self, local: int) -> int:
+        """Lanes of one micro-batch on a data-parallel rank that has `local` lanes.
+
+        Raises:
+            UserError: train.micro_batch does not divide them.
+        """
+        if self.train.micro_batch is not None:
+            if local % self.train.micro_batch:
+                raise UserError(
+                    f"train.micro_batch {self.train.micro_batch} does not divide the {local} lanes "
+                    "of a data-parallel rank: micro-batches are equal groups of whole lanes"
+                )
+            return self.train.micro_batch
+        stages = self.mesh.pipeline
+        return next((local // n for n in range(stages, local) if local % n == 0), 1)
+
     def resolved(self) -> "RunConfig":
         """The same with absolute paths, so that it means the same from everywhere."""
         data = self.data.model_copy(update={"path": self.data.path.absolute()})
@@ -196,6 +300,17 @@ class RunConfig(Strict):
     def to_yaml(self) -> str:
         """The resolved configuration, every default written out."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def cut_trouble(name: str, size: int, tensor: int) -> str | None:
+    """One line if cutting `size` columns or rows into equal parts leaves a process without any."""
+    each = -(-size // tensor)
+    if each * (tensor - 1) < size:
+        return None
+    return (
+        f"{name} {size} cannot be cut over mesh.tensor {tensor}: "
+        f"in parts of {each} the last process gets none"
+    )
 
 
 def _leaves(content: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

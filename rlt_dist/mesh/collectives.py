@@ -16,7 +16,8 @@ T = TypeVar("T")
 def all_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The element-wise sum over the group's processes, on every one of them."""
     total = values.clone()
-    dist.all_reduce(total, group=group)
+    if group.size() > 1:
+        dist.all_reduce(total, group=group)
     return total
 
 
@@ -31,7 +32,7 @@ def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup) -> Non
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
+    for gradients in by_dtype.values() if group.size() > 1 else ():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
         parts = flat.split([gradient.numel() for gradient in gradients])

@@ -8,7 +8,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from rlt_dist.util.errors import UserError
 
@@ -25,18 +24,22 @@ class World:
     Attributes:
         rank, size: this process and how many there are.
         device: where this process computes.
-        lanes: one-dimensional mesh over which the lanes (and nothing else) are cut.
     """
 
     rank: int
     size: int
     device: torch.device
-    lanes: DeviceMesh
+    _groups: list[dist.ProcessGroup]
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of all processes."""
-        return self.lanes.get_group()
+        """The group of all processes, as long as the world is open.
+
+        Groups hold threads, and one that is left when Python ends may still be letting go of a
+        tensor, and aborts a run that had succeeded (torch 2.13, gloo). So only worlds and meshes,
+        which forget theirs when they are closed, keep groups; everything else keeps a mesh.
+        """
+        return self._groups[0]
 
     @property
     def leads(self) -> bool:
@@ -60,14 +63,13 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     store = dist.HashStore() if size == 1 else None
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    mesh = DeviceMesh(device.type, list(range(size)), mesh_dim_names=("lanes",))
+    assert dist.group.WORLD is not None
+    groups = [dist.group.WORLD]
     try:
-        yield World(rank, size, device, mesh)
+        yield World(rank, size, device, groups)
     finally:
+        groups.clear()
         dist.destroy_process_group()
-        # A mesh holds its groups, which hold threads. One that is left when Python ends may still
-        # be letting go of a tensor, and aborts a run that had succeeded (torch 2.13, gloo).
-        mesh._pg_registry.clear()
 
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:

@@ -52,7 +52,7 @@ def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], Ste
         batch,
         session.state,
         config=config,
-        world=session.world,
+        mesh=session.mesh,
         step=step,
         learning_rate=rate,
     )
@@ -87,7 +87,7 @@ def _validate(session: Session) -> Evaluation:
     segments = range(session.config.validation.segments)
     batches = (loader.next().to(session.world.device) for _ in segments)
     sums = evaluate(session.model, batches, session.byte_lengths, session.config)
-    return to_evaluation(all_sum(sums, session.world.group))
+    return to_evaluation(all_sum(sums, session.mesh.data))
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, float]:
@@ -98,12 +98,12 @@ def _numbers(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _state_norms(session: Session) -> dict[str, float]:
-    """Root mean square of every state tensor over all lanes of all processes."""
+    """Root mean square of every state tensor over all lanes."""
     squares = mean_squares(session.state)
     if not squares:
         return {}
-    summed = all_sum(torch.stack(list(squares.values())), session.world.group)
-    norms = (summed / session.world.size).sqrt().tolist()
+    summed = all_sum(torch.stack(list(squares.values())), session.mesh.data)
+    norms = (summed / session.mesh.axes.data).sqrt().tolist()
     return dict(zip(squares, norms, strict=True))
 
 

@@ -14,7 +14,7 @@ from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manife
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
-from rlt_dist.config.run import RunConfig
+from rlt_dist.config.run import RunConfig, cut_trouble
 from rlt_dist.data.index import CorpusIndex, load_corpus
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import LaneLoader, lanes_of_rank
@@ -22,6 +22,7 @@ from rlt_dist.data.stream import plan_lanes
 from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.models.state import State
@@ -43,7 +44,7 @@ class Session:
     """
 
     config: RunConfig
-    world: World
+    mesh: Mesh
     corpus: CorpusIndex
     model: Model
     optimizer: NamedAdamW
@@ -54,9 +55,14 @@ class Session:
     notes: list[str]
 
     @property
+    def world(self) -> World:
+        """All processes of the run."""
+        return self.mesh.world
+
+    @property
     def local(self) -> range:
         """This process's lanes."""
-        return lanes_of_rank(self.config.data.lanes, self.world.rank, self.world.size)
+        return _local_lanes(self.config, self.mesh)
 
     def loader(self, split: str, cursors: Tensor | None = None) -> LaneLoader:
         """A reader of this process's lanes of a split, from cursors or from the start."""
@@ -85,11 +91,11 @@ class Session:
             identity=self.config.identity(),
         )
         folder = self.config.run_folder / CHECKPOINTS
-        return save_checkpoint(folder, contents, facts, self.world, self.config.checkpoint.keep)
+        return save_checkpoint(folder, contents, facts, self.mesh, self.config.checkpoint.keep)
 
 
 @contextmanager
-def open_session(config: RunConfig, world: World) -> Iterator[Session]:
+def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     """Start a run, or go on from the newest whole checkpoint; its folder is held meanwhile.
 
     Raises:
@@ -97,8 +103,8 @@ def open_session(config: RunConfig, world: World) -> Iterator[Session]:
             does not fit the corpus, the number of processes or the run folder, or where another
             process trains there.
     """
-    config = config.resolved()
-    together(world, lambda: lanes_of_rank(config.data.lanes, world.rank, world.size))
+    config, world = config.resolved(), mesh.world
+    together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
@@ -109,7 +115,7 @@ def open_session(config: RunConfig, world: World) -> Iterator[Session]:
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
         newest = on_leader(world, lambda: _newest(config, corpus))
         changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
-        session = _new_session(config, world, corpus, model, tokenizer)
+        session = _new_session(config, mesh, corpus, model, tokenizer)
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if newest is not None:
             _resume(session, newest)
@@ -117,23 +123,27 @@ def open_session(config: RunConfig, world: World) -> Iterator[Session]:
 
 
 def _new_session(
-    config: RunConfig, world: World, corpus: CorpusIndex, model: Model, tokenizer: Tokenizer
+    config: RunConfig, mesh: Mesh, corpus: CorpusIndex, model: Model, tokenizer: Tokenizer
 ) -> Session:
     """The session of a run that has done no step."""
-    local = lanes_of_rank(config.data.lanes, world.rank, world.size)
+    local = _local_lanes(config, mesh)
     lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
     return Session(
         config=config,
-        world=world,
+        mesh=mesh,
         corpus=corpus,
         model=model,
         optimizer=NamedAdamW(model, config.optimizer),
         step=0,
         state=model.empty_state(len(local)),
         cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
-        byte_lengths=lengths.to(world.device),
+        byte_lengths=lengths.to(mesh.world.device),
         notes=[],
     )
+
+
+def _local_lanes(config: RunConfig, mesh: Mesh) -> range:
+    return lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
 
 
 def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> None:
@@ -141,6 +151,9 @@ def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> 
     splits = ["train"] if config.validation.every is None else ["train", "validation"]
     for split in splits:
         plan_lanes(corpus.split(split), config.data.lanes, config.train.seed)
+    trouble = cut_trouble("the vocabulary of", corpus.vocabulary, config.mesh.tensor)
+    if trouble is not None:
+        raise UserError(trouble)
     cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
     if cutoffs and not tokenizer.ranked:
         raise UserError(
@@ -193,7 +206,7 @@ def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
 
 def _resume(session: Session, folder: Path) -> None:
     """Take over a checkpoint whose corpus, tokenizer and configuration are known to fit."""
-    contents = together(session.world, lambda: load_contents(folder, session.state, session.world))
+    contents = together(session.world, lambda: load_contents(folder, session.state, session.mesh))
     with torch.no_grad():
         for name, parameter in session.optimizer.parameters.items():
             parameter.copy_(contents.model[name])

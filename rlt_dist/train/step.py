@@ -10,7 +10,7 @@ from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
 from rlt_dist.inference.forward import batch_loss
 from rlt_dist.mesh.collectives import all_sum, sum_gradients
-from rlt_dist.mesh.world import World
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import (
     State,
@@ -48,25 +48,25 @@ def train_step(
     state: State,
     *,
     config: RunConfig,
-    world: World,
+    mesh: Mesh,
     step: int,
     learning_rate: float,
 ) -> tuple[StepResult, State]:
-    """Forward and backward over this rank's lanes, the sum over ranks, and the update.
+    """Forward and backward over this rank's lanes, the sum over the data axis, and the update.
 
     The loss is the sum over unmasked tokens of the whole global batch divided by their number.
     A skipped step leaves parameters and optimizer as they were; each lane's new state is kept if
-    it is finite, else the lane restarts. Every decision is taken on numbers summed over all
-    ranks, so all ranks take it alike.
+    it is finite, else the lane restarts. Every decision is taken on numbers summed over the
+    data axis, so all its ranks take it alike.
 
     Returns:
         the step's numbers, and the state to carry, detached.
     """
-    scored = all_sum(batch.loss_mask.sum(), world.group).clamp(min=1)
+    scored = all_sum(batch.loss_mask.sum(), mesh.data).clamp(min=1)
     optimizer.zero_gradients()
     total, new_state = _forward_backward(model, batch, state, config, step, scored)
-    sum_gradients(optimizer.parameters.values(), world.group)
-    loss = all_sum(total, world.group).item()
+    sum_gradients(optimizer.parameters.values(), mesh.data)
+    loss = all_sum(total, mesh.data).item()
     norm = optimizer.gradient_norm()
     finite = math.isfinite(loss) and bool(norm.isfinite())
     if finite:
@@ -74,7 +74,7 @@ def train_step(
     alive = finite_lanes(new_state)
     if not alive.all():
         new_state = restart_lanes(new_state, ~alive)
-    restarted = int(all_sum((~alive).sum(), world.group))
+    restarted = int(all_sum((~alive).sum(), mesh.data))
     return StepResult(loss, norm.item(), not finite, restarted), new_state
 
 
@@ -83,7 +83,7 @@ def _forward_backward(
 ) -> tuple[Tensor, State]:
     """Accumulate gradients over micro-batches of lanes; this rank's share of the loss."""
     lanes = batch.tokens.shape[0]
-    size = config.train.micro_batch or lanes
+    size = config.micro_batch_lanes(lanes)
     total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
     states = []
     for first in range(0, lanes, size):

@@ -11,7 +11,8 @@ every rank RESULTS/left-RANK.json: the threads that are left when its world is c
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.mesh.axes import axes_of
 from rlt_dist.mesh.collectives import on_leader, together
+from rlt_dist.mesh.mesh import open_mesh
 from rlt_dist.mesh.world import World, open_world
 from rlt_dist.train.loop import run_training
 from rlt_dist.train.session import Session, open_session
@@ -106,11 +109,19 @@ def train(
     if world is None:
         with open_world({"OMP_NUM_THREADS": "1"}) as alone:
             return train(config, alone, prepare)
-    with open_session(config, world) as session:
+    with opened(config, world) as session:
         prepare(session)
         watched = watch(session)
         run_training(session)
     return watched
+
+
+@contextmanager
+def opened(config: RunConfig, world: World) -> Iterator[Session]:
+    """A run on the mesh that its configuration asks for."""
+    axes = axes_of(config.mesh, world.size)
+    with open_mesh(world, axes) as mesh, open_session(config, mesh) as session:
+        yield session
 
 
 def spoil_gradient(session: Session, steps: set[int], rank: int) -> None:

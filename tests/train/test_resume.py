@@ -11,7 +11,6 @@ from torch.distributed import checkpoint as dcp
 from rlt_dist.checkpoint.load import stored_tensors
 from rlt_dist.checkpoint.manifest import verify
 from rlt_dist.mesh.world import open_world
-from rlt_dist.train.session import open_session
 from rlt_dist.util.errors import UserError
 
 EVERY = ("checkpoint.every=1", "validation.every=2", "train.log_every=1")
@@ -233,5 +232,5 @@ def test_opening_a_session_does_not_move_it(configure: Any, driver: Any, tmp_pat
     driver.train(config)
     for _ in range(2):
         alone = open_world({"OMP_NUM_THREADS": "1"})
-        with alone as world, open_session(config, world) as session:
+        with alone as world, driver.opened(config, world) as session:
             assert session.step == 2

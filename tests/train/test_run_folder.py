@@ -8,7 +8,6 @@ import pytest
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.mesh.world import open_world
-from rlt_dist.train.session import open_session
 from rlt_dist.util.errors import UserError
 
 ALONE = {"OMP_NUM_THREADS": "1"}
@@ -20,12 +19,12 @@ def test_a_second_training_in_the_same_folder_is_refused_and_changes_nothing(
     config = configure(tmp_path, "rlt1", "train.steps=2")
     driver.train(config)
     before = metrics(config.run_folder)
-    with open_world(ALONE) as world, open_session(config, world):
-        second = open_session(config, world)
+    with open_world(ALONE) as world, driver.opened(config, world):
+        second = driver.opened(config, world)
         with pytest.raises(UserError, match=r"process \d+ on .* trains here"):
             second.__enter__()
     assert metrics(config.run_folder) == before
-    with open_world(ALONE) as world, open_session(config, world) as session:
+    with open_world(ALONE) as world, driver.opened(config, world) as session:
         assert session.step == 2
 
 
