@@ -181,6 +181,12 @@ def driver() -> ModuleType:
     return _load(HERE / "distributed" / "driver.py")
 
 
+@pytest.fixture(scope="session")
+def seams() -> ModuleType:
+    """tests/ops/seams.py: processes that share weights, simulated by threads."""
+    return _load(HERE / "ops" / "seams.py")
+
+
 def _steps(run_folder: Path) -> list[dict[str, Any]]:
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

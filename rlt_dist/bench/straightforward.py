@@ -31,7 +31,7 @@ class StraightforwardXL(TransformerXL):
         relative = sinusoids(keys, self.config.d_model).to(h)
         newer = torch.ones(tokens.shape[1], keys, dtype=torch.bool).triu(1 + keys - tokens.shape[1])
         carried = {name: state[name] + tokens.shape[1] for name in ("position", "tokens")}
-        for n, layer in enumerate(self.layers):
+        for n, layer in enumerate(self.layers.values()):
             memory = state[f"memory.{n}"]
             carried[f"memory.{n}"] = torch.cat((memory, h), dim=1)[:, -self.config.memory_len :]
             h = self._layer(cast(Layer, layer), h, memory, relative, newer)

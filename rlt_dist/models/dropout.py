@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlt_dist.ops.noise import Noise, masked
+from rlt_dist.ops.seam import Seam
 
 
 @dataclass(frozen=True)
@@ -29,3 +30,14 @@ class Dropout:
     def __call__(self, x: Tensor, site: str, layer: int = 0) -> Tensor:
         """Drop entries of x [b, ...]."""
         return masked(x, self.mask(site, layer, tuple(x.shape[1:])))
+
+    def columns(self, x: Tensor, site: str, layer: int, size: int, seam: Seam) -> Tensor:
+        """Drop entries of x [b, ..., n]: those of an activation's `size` columns that are here."""
+        mask = self.mask(site, layer, (*x.shape[1:-1], size))
+        return masked(x, None if mask is None else own_part(mask, -1, seam))
+
+
+def own_part(mask: Tensor, dim: int, seam: Seam) -> Tensor:
+    """What is here of a mask that was drawn whole: its masks do not depend on the cut."""
+    own = seam.own(mask.shape[dim])
+    return mask.narrow(dim, own.start, len(own))

@@ -4,6 +4,10 @@
 training: while a block's logits are there it forms the gradients too, so that no array of
 [tokens, vocabulary] outlives its block and the logits are never formed twice. What it keeps for
 backward has the sizes of the operands.
+
+The vocabulary may be cut over processes (Shoeybi et al., "Megatron-LM", arXiv 1909.08053): each
+forms the logits of its own rows, and of every token the processes exchange a maximum, then a sum
+of exponentials and the target's logit.
 """
 
 from typing import Any
@@ -14,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlt_dist.ops.precision import add_product_, product_dtype, wide
+from rlt_dist.ops.seam import WHOLE, Seam
 
 # Every block reads and writes a gradient of W's size once, which fewer tokens would not be worth;
 # the logits of many more have left the cache when the softmax comes to them.
@@ -26,26 +31,33 @@ def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
     return logits.to(wide(logits.dtype))
 
 
-def linear_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+def linear_nll(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, seam: Seam = WHOLE
+) -> Tensor:
     """-log p(target), [n], for hidden [n, d], weight [V, d], bias [V] and targets int64 [n].
 
     Products have the type that autocast asks for; the softmax is taken in float32 or wider.
 
+    Args:
+        seam: where it is cut, `weight` and `bias` are this process's rows of the vocabulary, maybe
+            none, and targets are numbered from the first of them: a number that is none of them
+            is another process's row. `hidden` is alike everywhere and its gradient partial: it
+            is to come through `seam.enter`.
+
     Raises:
-        IndexError: a target is no row of `weight`; no number means "ignore".
+        IndexError: a target is no row of `weight`, or not of exactly one process's; no number
+            means "ignore".
     """
-    _check(targets, len(weight))
-    size = _block(len(weight))
+    if seam is WHOLE:
+        _check(targets, len(weight))
+    size = _block(weight, seam)
     blocks = zip(hidden.split(size), targets.split(size), strict=True)
-    nll = [
-        F.cross_entropy(linear_logits(rows, weight, bias), wanted, reduction="none")
-        for rows, wanted in blocks
-    ]
+    nll = [_nll(linear_logits(rows, weight, bias), wanted, seam) for rows, wanted in blocks]
     return torch.cat(nll)
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, seam: Seam = WHOLE
 ) -> Tensor:
     """The sum of `linear_nll` over all tokens, a scalar, in the memory of one block.
 
@@ -57,9 +69,10 @@ def linear_cross_entropy(
     """
     operands = (hidden, weight) if bias is None else (hidden, weight, bias)
     if not torch.is_grad_enabled() or not any(x.requires_grad for x in operands):
-        return linear_nll(hidden, weight, bias, targets).sum()
-    _check(targets, len(weight))
-    return _LinearCrossEntropy.apply(hidden, weight, bias, targets)
+        return linear_nll(hidden, weight, bias, targets, seam).sum()
+    if seam is WHOLE:
+        _check(targets, len(weight))
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, seam)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -67,24 +80,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        seam: Seam,
     ) -> Tensor:
         dtype = product_dtype(hidden)
         sums = wide(dtype)
         x, w, b = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        to_x, to_w, to_b, _ = ctx.needs_input_grad
+        to_x, to_w, to_b, *_ = ctx.needs_input_grad
         dx = torch.empty(x.shape, dtype=dtype, device=x.device) if to_x else None
         dw = torch.zeros(w.shape, dtype=sums, device=x.device) if to_w else None
         db = torch.zeros(len(w), dtype=sums, device=x.device) if to_b else None
         loss = torch.zeros((), dtype=sums, device=x.device)
-        size = _block(len(w))
+        size = _block(w, seam)
         buffer = torch.empty(min(size, len(x)), len(w), dtype=dtype, device=x.device)
         with torch.autocast(x.device.type, enabled=False):
             for block in (slice(i, i + size) for i in range(0, len(x), size)):
                 rows = x[block]
                 logits = _linear(rows, w, b, out=buffer[: len(rows)])
                 dlogits = logits.to(sums)  # the same tensor unless products are narrower
-                loss += _loss_and_gradient_(dlogits, targets[block])
+                loss += _loss_and_gradient_(dlogits, targets[block], seam)
                 if db is not None:
                     db += dlogits.sum(dim=0)
                 narrow = logits.copy_(dlogits)
@@ -106,7 +124,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             )
         ctx.spent = True
         gradients = (None if g is None else g.mul_(dloss) for g in ctx.saved_tensors)
-        return (*gradients, None)
+        return (*gradients, None, None)
 
 
 def _check(targets: Tensor, vocabulary: int) -> None:
@@ -119,9 +137,10 @@ def _check(targets: Tensor, vocabulary: int) -> None:
         raise IndexError(f"target {wrong} is none of the ids 0 .. {vocabulary - 1}")
 
 
-def _block(vocabulary: int) -> int:
-    """How many tokens make a block."""
-    return max(_LEAST_TOKENS, _LEAST_LOGITS // vocabulary)
+def _block(weight: Tensor, seam: Seam) -> int:
+    """How many tokens make a block: alike on all processes, as the most rows of one want it."""
+    rows = int(seam.largest(torch.tensor(len(weight), device=weight.device)))
+    return max(_LEAST_TOKENS, _LEAST_LOGITS // rows)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -131,15 +150,74 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     return torch.addmm(bias, x, weight.T, out=out)
 
 
-def _loss_and_gradient_(logits: Tensor, targets: Tensor) -> Tensor:
+def _nll(logits: Tensor, targets: Tensor, seam: Seam) -> Tensor:
+    """-log p(target), [r], of logits [r, V]."""
+    if seam is WHOLE:
+        return F.cross_entropy(logits, targets, reduction="none")
+    largest = seam.largest(_largest(logits.detach()))
+    sums = (logits - largest[:, None]).exp().sum(dim=-1)
+    wanted, owners = _of_targets(logits, targets)
+    # Subtracting the largest changes no result, so no gradient runs through it.
+    total, wanted, owners = seam.leave(torch.stack((sums, wanted, owners)))
+    _check_owners(owners)
+    return largest - wanted + total.log()
+
+
+def _loss_and_gradient_(logits: Tensor, targets: Tensor, seam: Seam) -> Tensor:
     """The summed -log p(target) of logits [r, V], which become its gradient: softmax - one-hot.
 
     The softmax is one pass over each row. It does not tell its normaliser, but the largest
     probability does, which is never so small as to lose it: log sum exp(l) = max l - log max p.
     """
+    if seam is not WHOLE:
+        return _shared_loss_and_gradient_(logits, targets, seam)
     at = torch.arange(len(targets), device=targets.device), targets
     largest, wanted = logits.amax(dim=-1), logits[at]
     torch.softmax(logits, dim=-1, out=logits)
     nll = largest - wanted - logits.amax(dim=-1).log()
     logits[at] -= 1
     return nll.sum()
+
+
+def _shared_loss_and_gradient_(logits: Tensor, targets: Tensor, seam: Seam) -> Tensor:
+    """The same where each process has some columns: its softmax becomes its share of the whole."""
+    wanted, owners = _of_targets(logits, targets)
+    own_largest = _largest(logits)
+    largest = seam.largest(own_largest)
+    torch.softmax(logits, dim=-1, out=logits)
+    # The own columns' sum of exp(l - largest); without columns 0 / -inf, which is 0 too.
+    sums = (own_largest - largest).exp() / _largest(logits)
+    total, wanted, owners = seam.total(torch.stack((sums, wanted, owners)))
+    _check_owners(owners)
+    logits *= (sums / total)[:, None]
+    logits[_here(targets, logits)] -= 1
+    return (largest - wanted + total.log()).sum()
+
+
+def _largest(logits: Tensor) -> Tensor:
+    """The maximum of each row, [r]; -inf where there are no columns."""
+    if logits.shape[1]:
+        return logits.amax(dim=-1)
+    return logits.new_full((len(logits),), -torch.inf)
+
+
+def _of_targets(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's logit, 0 where another process has it, and 1 where it is here, [r] each."""
+    here, nothing = _here(targets, logits), logits.new_zeros(len(logits))
+    return nothing.index_add(0, here[0], logits[here]), nothing.index_fill(0, here[0], 1)
+
+
+def _here(targets: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the targets that are columns of the logits."""
+    rows = ((targets >= 0) & (targets < logits.shape[1])).nonzero()[:, 0]
+    return rows, targets[rows]
+
+
+def _check_owners(owners: Tensor) -> None:
+    """All processes see the same counts, so all raise or none."""
+    wrong = owners[owners != 1]
+    if len(wrong):
+        raise IndexError(
+            f"a target is a row of {int(wrong[0])} processes, not of one: it is no id of the "
+            "vocabulary, or the vocabulary is not cut alike everywhere"
+        )

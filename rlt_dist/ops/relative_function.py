@@ -158,8 +158,8 @@ def _weights(
     """
     heads, lanes, queries, _ = content.shape
     by_distance = torch.bmm(position.flatten(1, 2), relative.mT)
-    by_distance = by_distance.view(heads, lanes, queries, -1)
-    keys = by_distance.shape[-1]
+    keys = relative.shape[1]
+    by_distance = by_distance.view(heads, lanes, queries, keys)
     # Entries of keys that are newer than the query belong to other rows; the mask hides them.
     strides = (lanes * queries * keys, queries * keys, keys - 1, 1)
     scores = by_distance.as_strided(by_distance.shape, strides, queries - 1) + mask

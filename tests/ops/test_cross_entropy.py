@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_nll
+from rlt_dist.ops.seam import Seam
 
 aten = torch.ops.aten
 
@@ -210,3 +212,108 @@ def test_bfloat16_products_leave_sums_and_gradients_of_weights_in_float32(bias: 
     # As near to the truth as autograd, which rounds at the same places.
     for plain, fast in zip(*errors, strict=True):
         assert fast <= 1.2 * plain < 0.05
+
+
+# The vocabulary cut over processes
+
+
+def part(whole: Problem, seam: Seam) -> Problem:
+    """What one process has of a problem: its rows, and numbers relative to the first of them."""
+    own = seam.own(len(whole.weight))
+    weight, bias = (
+        None if x is None else x.detach()[own.start : own.stop].clone().requires_grad_()
+        for x in (whole.weight, whole.bias)
+    )
+    assert weight is not None
+    hidden = whole.hidden.detach().clone().requires_grad_()
+    return Problem(hidden, weight, bias, whole.targets - own.start)
+
+
+def on_each(seams: ModuleType, size: int, whole: Problem, nll: Any, upstream: float) -> Any:
+    """Of each process the loss and its gradients; that of `hidden` is summed at the seam."""
+
+    def work(seam: Any) -> list[Tensor]:
+        own = part(whole, seam)
+        loss = nll(seam.enter(own.hidden), own.weight, own.bias, own.targets, seam).sum()
+        return [loss.detach(), *torch.autograd.grad(upstream * loss, own.operands)]
+
+    return seams.run(size, work)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(2, 4),
+    count=tokens,
+    vocabulary=st.sampled_from([1, 2, 5, 7]) | st.integers(1, 300),
+    bias=st.booleans(),
+    scale=st.sampled_from([0.1, 1.0, 30.0]),
+    upstream=st.sampled_from([1.0, -0.37]),
+)
+def test_rows_on_several_processes_give_the_loss_and_gradients_of_the_whole(
+    seams: ModuleType,
+    size: int,
+    count: int,
+    vocabulary: int,
+    bias: bool,
+    scale: float,
+    upstream: float,
+) -> None:
+    """Also where they have different numbers of rows, and some none."""
+    whole = problem(count, vocabulary, bias=bias, scale=scale)
+    loss = whole.plain()
+    expected = [loss, *torch.autograd.grad(upstream * loss, whole.operands)]
+    for nll in (linear_nll, linear_cross_entropy):
+        found = on_each(seams, size, whole, nll, upstream)
+        for losses_and_dx in zip(*(of_one[:2] for of_one in found), strict=True):
+            for x in losses_and_dx[1:]:
+                assert torch.equal(x, losses_and_dx[0])
+        rows = [torch.cat(cuts) for cuts in zip(*(of_one[2:] for of_one in found), strict=True)]
+        for x, y in zip([*found[0][:2], *rows], expected, strict=True):
+            assert_close(x, y, 1e-12)
+
+
+def test_a_block_costs_a_message_for_the_maximum_and_one_for_the_sums(seams: ModuleType) -> None:
+    whole = problem(BLOCK + 1, 7)
+
+    def work(seam: Any) -> int:
+        own = part(whole, seam)
+        linear_cross_entropy(own.hidden, own.weight, own.bias, own.targets, seam)
+        return seam.messages
+
+    assert seams.run(3, work) == [1 + 2 * 2] * 3  # one agrees on the size of a block
+
+
+@pytest.mark.parametrize("wrong", [-100, -1, 7, 10**6])
+@pytest.mark.parametrize("nll", [linear_nll, linear_cross_entropy])
+def test_a_target_that_no_process_has_is_refused_by_all(
+    seams: ModuleType, wrong: int, nll: Any
+) -> None:
+    whole = problem(BLOCK + 1, 7)
+    whole.targets[BLOCK] = wrong
+
+    def work(seam: Any) -> None:
+        own = part(whole, seam)
+        with pytest.raises(IndexError, match="a row of 0 processes"):
+            nll(own.hidden, own.weight, own.bias, own.targets, seam)
+
+    seams.run(3, work)
+
+
+def test_bfloat16_products_of_rows_on_several_processes_are_summed_in_float32(
+    seams: ModuleType,
+) -> None:
+    exact = problem(700, 40)
+    expected = [exact.plain(), *torch.autograd.grad(exact.plain(), exact.operands)]
+    leaves = [operand.detach().float() for operand in exact.operands]
+    single = Problem(leaves[0], leaves[1], leaves[2], exact.targets)
+
+    def nll(*arguments: Any) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return linear_cross_entropy(*arguments)
+
+    found = on_each(seams, 3, single, nll, 1.0)
+    assert {x.dtype for of_one in found for x in of_one} == {torch.float32}
+    rows = [torch.cat(cuts) for cuts in zip(*(of_one[2:] for of_one in found), strict=True)]
+    assert_close(found[0][0], expected[0].float(), 1e-3)
+    for x, y in zip([found[0][1], *rows], expected[1:], strict=True):
+        assert_close(x.double(), y, 0.05)

@@ -4,6 +4,12 @@ Grave et al., "Efficient softmax approximation for GPUs", ICML 2017, in the form
 Transformer-XL authors (Dai et al., ACL 2019), whose parameter names these modules carry. Ids must
 be ranked by frequency. They fall into clusters: cluster 0 is the head, clusters 1 .. N the tails;
 without cutoffs there is the head alone, a plain embedding and softmax.
+
+Processes that share a vocabulary cut each cluster by itself, `seam.own` of its ids, so that all
+have their part of the frequent ones: of a table or bias that holds several clusters, a process has
+its part of each, one behind the other. Projections, `cluster_weight` and `cluster_bias` are not
+cut, but stand between the two places of the seam: their gradients are partial, and their sum over
+the processes is the whole one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,10 +20,12 @@ from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
+from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.util.errors import UserError
 
-_Softmax = tuple[Tensor, Tensor, Tensor, Tensor]
-"""hidden [n, width], weight [V, width], bias [V], targets int64 [n] of a linear softmax."""
+_Softmax = tuple[Tensor, Tensor, Tensor, Tensor, Seam]
+"""hidden [n, width], weight [V, width], bias [V], targets int64 [n] of a linear softmax, and where
+its vocabulary is cut."""
 
 
 class Clusters:
@@ -44,15 +52,30 @@ class Clusters:
     def size(self, cluster: int) -> int:
         return self.bounds[cluster + 1] - self.bounds[cluster]
 
-    def split(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """A tensor for each cluster, [its ids, ...], given these or one of all ids.
+    def own(self, seam: Seam) -> list[range]:
+        """The ids of each cluster that are here."""
+        parts = [seam.own(self.size(cluster)) for cluster in range(self.tails + 1)]
+        firsts = self.bounds[:-1]
+        return [
+            range(first + part.start, first + part.stop)
+            for first, part in zip(firsts, parts, strict=True)
+        ]
+
+    def split(self, tensors: Sequence[Tensor], seam: Seam) -> Sequence[Tensor]:
+        """A tensor for each cluster, [its ids here, ...], given these or one of all ids here.
 
         The backward of a split joins the gradients in one copy; that of a slice would fill an
         array of the whole's size for every cluster.
         """
         if len(tensors) > self.tails:
             return tensors
-        return tensors[0].split([self.size(i) for i in range(self.tails + 1)])
+        return tensors[0].split([len(ids) for ids in self.own(seam)])
+
+    def check(self, ids: Tensor) -> None:
+        """Raises IndexError where an id is in no cluster."""
+        wrong = ids[(ids < 0) | (ids >= self.bounds[-1])]
+        if len(wrong):
+            raise IndexError(f"id {int(wrong[0])} is none of 0 .. {self.bounds[-1] - 1}")
 
     def of(self, ids: Tensor) -> Tensor:
         """The cluster, int64, of each id."""
@@ -65,8 +88,11 @@ class Clusters:
 class AdaptiveEmbedding(nn.Module):
     """P_i E_i[id - cutoff] sqrt(d): a table of width d / div_val^i per cluster, projected to d.
 
-    With div_val 1 there is one table of width d, and no projections.
+    With div_val 1 there is one table of width d, and no projections. Where the tables are cut, an
+    id is looked up by the process that has it; it is 0 for the others, and leaves as the sum.
     """
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: TransformerXLConfig, clusters: Clusters) -> None:
         super().__init__()
@@ -82,24 +108,45 @@ class AdaptiveEmbedding(nn.Module):
 
     def tables(self) -> Sequence[Tensor]:
         """E_i, [ids of the cluster, width], by cluster."""
-        return self.clusters.split([layer.get_parameter("weight") for layer in self.emb_layers])
+        tables = [layer.get_parameter("weight") for layer in self.emb_layers]
+        return self.clusters.split(tables, self.seam)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Ids int64 [b, T] to [b, T, d] in the parameters' dtype.
 
+        Raises:
+            IndexError: an id is not in the vocabulary.
+        """
+        if self.seam is WHOLE and not self.narrowed:
+            return self.emb_layers[0](tokens) * self.scale
+        self.clusters.check(tokens)
+        x = self._narrow(tokens) if self.narrowed else self._wide(tokens)
+        return self.seam.leave(x) * self.scale
+
+    def _narrow(self, tokens: Tensor) -> Tensor:
+        """From a table for each cluster, projected.
+
         Every cluster projects every token and keeps its own. Later clusters are narrow, so this
         costs little, and no shape, hence no last bit, depends on the tokens around a token.
         """
-        if not self.narrowed:
-            return self.emb_layers[0](tokens) * self.scale
-        cluster, x = self.clusters.of(tokens), self.emb_projs[0].new_zeros(())
-        for i, projection in enumerate(self.emb_projs):
-            inside = cluster == i
-            local = (tokens - self.clusters.bounds[i]).masked_fill(~inside, 0)
+        x = self.emb_projs[0].new_zeros(())
+        tables = zip(self.clusters.own(self.seam), self.tables(), self.emb_projs, strict=True)
+        for ids, table, projection in tables:
+            inside = _inside(tokens, ids)
+            rows = _rows(table, (tokens - ids.start).masked_fill(~inside, 0))
             # Autocast would leave the residual stream and the memory in bfloat16.
-            projected = F.linear(self.emb_layers[i](local), projection).to(projection.dtype)
+            projected = F.linear(rows, projection).to(projection.dtype)
             x = torch.where(inside[..., None], projected, x)
-        return x * self.scale
+        return x
+
+    def _wide(self, tokens: Tensor) -> Tensor:
+        """From one table, which holds a part of each cluster."""
+        table = self.emb_layers.get_parameter("0.weight")
+        row, first = torch.full_like(tokens, -1), 0
+        for ids in self.clusters.own(self.seam):
+            row = torch.where(_inside(tokens, ids), tokens - ids.start + first, row)
+            first += len(ids)
+        return _rows(table, row.clamp(min=0)).masked_fill(row[..., None] < 0, 0)
 
 
 class TiedOutput(nn.Module):
@@ -115,7 +162,10 @@ class AdaptiveSoftmax(nn.Module):
 
     Weights, and the projections of the tails where they are tied, are the embedding's, which every
     method is given: the head of a model may stand on another pipeline stage than its embedding.
+    Where they are cut, the cluster logits follow the words of the process that has the first.
     """
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: TransformerXLConfig, clusters: Clusters) -> None:
         super().__init__()
@@ -145,7 +195,11 @@ class AdaptiveSoftmax(nn.Module):
         return torch.stack([linear_cross_entropy(*softmax) for _, softmax in softmaxes]).sum()
 
     def log_probabilities(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """log p of every id, [..., V], for hidden [..., d]."""
+        """log p of every id, [..., V], for hidden [..., d].
+
+        Raises:
+            RuntimeError: the vocabulary is cut: only `nll` and `loss` need no whole weights.
+        """
         head = self.head_logits(hidden, embedding).log_softmax(dim=-1)
         parts = [head[..., : self.clusters.bounds[1]]]
         for i, layer in enumerate(self._layers(embedding)[1:], start=1):
@@ -155,7 +209,16 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def head_logits(self, hidden: Tensor, embedding: AdaptiveEmbedding) -> Tensor:
-        """Logits of [the head's words ; N clusters], [..., c_0 + N], float32 or wider."""
+        """Logits of [the head's words ; N clusters], [..., c_0 + N], float32 or wider.
+
+        Raises:
+            RuntimeError: as `log_probabilities`.
+        """
+        if self.seam is not WHOLE:
+            raise RuntimeError(
+                "logits of all ids are formed from whole weights only; take nll or loss here, or "
+                "a model whose vocabulary is not cut"
+            )
         projected = self._project(hidden, embedding, 0)
         words = linear_logits(projected, *self._layers(embedding)[0])
         if not self.clusters.tails:
@@ -170,24 +233,30 @@ class AdaptiveSoftmax(nn.Module):
 
         A tail's are those whose target it holds: its logits are never formed for the others.
         """
+        hidden, seam = self.seam.enter(hidden), self.seam
         cluster, layers = self.clusters.of(targets), self._layers(embedding)
-        column = torch.where(cluster == 0, targets, self.clusters.head_columns - cluster)
+        words, *others = self.clusters.own(seam)
         every = torch.arange(len(targets), device=targets.device)
-        weight, bias = layers[0]
-        if self.clusters.tails:
+        (weight, bias), column = layers[0], targets - words.start
+        if tails := self.clusters.tails:
+            # A word behind those here would have the number of a cluster's logit.
+            column = column.masked_fill(column >= len(words), -1)
+            column = torch.where(cluster == 0, column, len(words) + tails - cluster)
+            logits = tails if 0 in words else 0
             # Copying the table costs less than copying the logits of many tokens.
-            weight = torch.cat((weight, self.cluster_weight))
-            bias = torch.cat((bias, self.cluster_bias))
-        yield every, (self._project(hidden, embedding, 0), weight, bias, column)
-        for i in range(1, self.clusters.tails + 1):
+            weight = torch.cat((weight, self.cluster_weight[:logits]))
+            bias = torch.cat((bias, self.cluster_bias[:logits]))
+        yield every, (self._project(hidden, embedding, 0), weight, bias, column, seam)
+        for i, ids in enumerate(others, start=1):
             rows = (cluster == i).nonzero()[:, 0]
-            local = targets[rows] - self.clusters.bounds[i]
-            yield rows, (self._project(hidden[rows], embedding, i), *layers[i], local)
+            local = targets[rows] - ids.start
+            yield rows, (self._project(hidden[rows], embedding, i), *layers[i], local, seam)
 
     def _layers(self, embedding: AdaptiveEmbedding) -> list[tuple[Tensor, Tensor]]:
         """E_i, [ids of the cluster, width], and the bias of the words of every cluster."""
-        biases = self.clusters.split([layer.get_parameter("bias") for layer in self.out_layers])
-        return list(zip(embedding.tables(), biases, strict=True))
+        biases = [layer.get_parameter("bias") for layer in self.out_layers]
+        parts = self.clusters.split(biases, self.seam)
+        return list(zip(embedding.tables(), parts, strict=True))
 
     def _project(self, hidden: Tensor, embedding: AdaptiveEmbedding, cluster: int) -> Tensor:
         """h P_i; h itself where nothing is narrowed."""
@@ -201,3 +270,12 @@ class AdaptiveSoftmax(nn.Module):
 def _table(size: int, width: int) -> nn.Embedding:
     device = torch.get_default_device()
     return nn.utils.skip_init(nn.Embedding, size, width, device=device)
+
+
+def _inside(tokens: Tensor, ids: range) -> Tensor:
+    return (tokens >= ids.start) & (tokens < ids.stop)
+
+
+def _rows(table: Tensor, row: Tensor) -> Tensor:
+    """Rows [..., width] of a table; 0, and a gradient of its own, where it has none at all."""
+    return F.embedding(row, table) if len(table) else table.sum(dim=0).expand(*row.shape, -1)

@@ -1,6 +1,10 @@
 """Layers of Transformer-XL: relative attention over memory and segment, then a feed-forward.
 
 Dai et al., "Transformer-XL", ACL 2019. Modules carry the names of the authors' checkpoints.
+
+At a cut seam a process has some heads and some inner columns: `qkv_net` has the rows of its heads'
+queries, then of their keys, then of their values, and u, v and `r_net` are of its heads. Layer
+norms and `CoreNet.3.bias` are whole, stand outside the seam, and so get whole gradients.
 """
 
 from dataclasses import dataclass
@@ -11,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
-from rlt_dist.models.dropout import Dropout
+from rlt_dist.models.dropout import Dropout, own_part
 from rlt_dist.ops.relative_function import heads_first, relative_attention
+from rlt_dist.ops.seam import WHOLE, Seam
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
@@ -35,18 +40,23 @@ class Segment:
     Attributes:
         mask: [b, T, P + T], 0 at the keys that a token may attend to, else -inf.
         biases: u and v, each [H, d_head], shared by all layers.
+        relative: R of distances P + T - 1 .. 0, [P + T, d], which all layers share; or W_R R of
+            each layer, [P + T, H * d_head], made before by one whose weights stand still.
         dropout: the masks of activations in this step.
         dropatt: the masks of attention weights in this step.
     """
 
     mask: Tensor
     biases: tuple[Tensor, Tensor]
+    relative: Tensor | list[Tensor]
     dropout: Dropout
     dropatt: Dropout
 
 
 class RelativeAttention(nn.Module):
     """h + o(attention), normalised after the sum, or before the projections with `pre_norm`."""
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -55,46 +65,54 @@ class RelativeAttention(nn.Module):
         self.r_net = linear(config.d_model, width, bias=False)
         self.o_net = linear(width, config.d_model, bias=False)
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.head_width, self.pre_norm = config.head_width, config.pre_norm
+        self.heads, self.head_width = config.heads, config.head_width
+        self.pre_norm = config.pre_norm
 
     def forward(
-        self, x: Tensor, memory: Tensor | KeyValue, relative: Tensor, segment: Segment, layer: int
+        self, x: Tensor, memory: Tensor | KeyValue, segment: Segment, layer: int
     ) -> tuple[Tensor, KeyValue]:
         """x [b, T, d] behind P memory positions to [b, T, d], and the keys of both together."""
         past = memory if isinstance(memory, KeyValue) else self._key_value(memory)
-        normed = self.layer_norm(x) if self.pre_norm else x
-        query, key, value = self._heads(self.qkv_net(normed)).chunk(3, dim=2)
+        query, key, value = self._heads(self.qkv_net(self._inputs(x))).chunk(3, dim=2)
         seen = KeyValue(join(past.k, key), join(past.v, value))
-        keep = self._keep(query, seen.k, segment.dropatt, layer)
-        attended = relative_attention(
-            query, *seen, self._heads(relative), segment.biases, segment.mask, keep
-        )
-        x = x + segment.dropout(self.o_net(attended), "attn", layer)
+        relative, keep = self._relative(segment, layer), self._keep(segment, layer)
+        attended = relative_attention(query, *seen, relative, segment.biases, segment.mask, keep)
+        summed = self.seam.leave(self.o_net(attended))
+        x = x + segment.dropout(summed, "attn", layer)
         return x if self.pre_norm else self.layer_norm(x), seen
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        """What the projections are given, inside the seam."""
+        return self.seam.enter(self.layer_norm(x) if self.pre_norm else x)
 
     def _key_value(self, memory: Tensor) -> KeyValue:
         """Keys and values of what the layer was given before, [b, P, d]."""
-        normed = self.layer_norm(memory) if self.pre_norm else memory
-        weight = self.qkv_net.weight[self.o_net.in_features :]
-        return KeyValue(*self._heads(F.linear(normed, weight)).chunk(2, dim=2))
+        weight = self.qkv_net.weight[len(self.qkv_net.weight) // 3 :]
+        return KeyValue(*self._heads(F.linear(self._inputs(memory), weight)).chunk(2, dim=2))
+
+    def _relative(self, segment: Segment, layer: int) -> Tensor:
+        """W_R R, [P + T, H, d_head]."""
+        made = segment.relative
+        return self._heads(made[layer] if isinstance(made, list) else self.r_net(made))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width))
 
-    @staticmethod
-    def _keep(query: Tensor, key: Tensor, dropatt: Dropout, layer: int) -> Tensor | None:
+    def _keep(self, segment: Segment, layer: int) -> Tensor | None:
         """Keep-mask [b, H, T, P + T] of the attention weights, the distance last.
 
         It is drawn with the distance first: a mask's bits are numbered along its shape, so more
         memory adds masks for farther distances and leaves those of nearer ones as they were.
         """
-        length, heads = query.shape[1:3]
-        mask = dropatt.mask("attn.weights", layer, (key.shape[1], heads, length))
-        return None if mask is None else mask.permute(0, 2, 3, 1)
+        _, length, keys = segment.mask.shape
+        mask = segment.dropatt.mask("attn.weights", layer, (keys, self.heads, length))
+        return None if mask is None else own_part(mask, 2, self.seam).permute(0, 2, 3, 1)
 
 
 class FeedForward(nn.Module):
     """x + W2 relu(W1 x + b1) + b2, normalised after the sum, or before W1 with `pre_norm`."""
+
+    seam: Seam = WHOLE
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
@@ -106,16 +124,24 @@ class FeedForward(nn.Module):
             }
         )
         self.layer_norm = nn.LayerNorm(config.d_model)
-        self.pre_norm = config.pre_norm
+        self.inner, self.pre_norm = config.d_inner, config.pre_norm
 
     def forward(self, x: Tensor, dropout: Dropout, layer: int) -> Tensor:
         """x [b, T, d] to [b, T, d]."""
-        normed = self.layer_norm(x) if self.pre_norm else x
+        normed = self.seam.enter(self.layer_norm(x) if self.pre_norm else x)
         # Tokens in one dimension: autograd would copy a view that is changed in place.
         inner = F.relu(self.CoreNet["0"](normed.flatten(0, 1)), inplace=True)
-        inner = dropout(inner.unflatten(0, x.shape[:2]), "ffn.inner", layer)
-        x = x + dropout(self.CoreNet["3"](inner), "ffn", layer)
+        inner = inner.unflatten(0, x.shape[:2])
+        inner = dropout.columns(inner, "ffn.inner", layer, self.inner, self.seam)
+        x = x + dropout(self._outputs(inner), "ffn", layer)
         return x if self.pre_norm else self.layer_norm(x)
+
+    def _outputs(self, inner: Tensor) -> Tensor:
+        """W2 inner + b2; the bias belongs to the sum over the seam, and so is added once."""
+        if self.seam is WHOLE:
+            return self.CoreNet["3"](inner)
+        product = F.linear(inner, self.CoreNet.get_parameter("3.weight"))
+        return self.seam.leave(product) + self.CoreNet.get_parameter("3.bias")
 
 
 class Layer(nn.Module):
@@ -127,7 +153,7 @@ class Layer(nn.Module):
         self.pos_ff = FeedForward(config)
 
     def forward(
-        self, x: Tensor, memory: Tensor | KeyValue, relative: Tensor, segment: Segment, layer: int
+        self, x: Tensor, memory: Tensor | KeyValue, segment: Segment, layer: int
     ) -> tuple[Tensor, KeyValue]:
         """One layer over a segment.
 
@@ -135,13 +161,12 @@ class Layer(nn.Module):
             x: [b, T, d].
             memory: what this layer was given before the segment, newest last: [b, P, d], or the
                 keys and values of it.
-            relative: [P + T, H * d_head], the layer's W_R R of distances P + T - 1 .. 0.
             layer: index of the layer, which names its dropout masks.
 
         Returns:
             [b, T, d], and keys and values of memory and segment together.
         """
-        x, seen = self.dec_attn(x, memory, relative, segment, layer)
+        x, seen = self.dec_attn(x, memory, segment, layer)
         return self.pos_ff(x, segment.dropout, layer), seen
 
 

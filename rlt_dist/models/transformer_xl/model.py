@@ -5,6 +5,7 @@ Dai et al., "Transformer-XL: Attentive Language Models beyond a Fixed-Length Con
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.dropout import Dropout
@@ -22,8 +23,11 @@ from rlt_dist.ops.relative import sinusoids
 class TransformerXL(nn.Module):
     """Transformer-XL; parameters carry the names of the authors' checkpoints, tied ones once.
 
-    The pieces, in order: embed (`word_emb`), layers[i:j], head (`crit`, with the embedding's
-    tables). `r_w_bias` and `r_r_bias` are the u and v of the paper, which all layers share.
+    The pieces, in order: `embed` (`word_emb`), `run_layers`, and the head: `finish` and `loss` or
+    `nll` (`crit`, with the embedding's tables). `r_w_bias` and `r_r_bias` are the u and v of the
+    paper, which all layers share. A stage of a pipeline is a model from which others' layers are
+    deleted, and `word_emb` and `crit` (set to None) where no piece reads them; it calls `begin` and
+    then its pieces, and its states hold the memories of its layers.
 
     State: `memory.n` [b, <= memory_len, d], the newest inputs of layer n, aligned right. It starts
     with no entries, and `position` says how many of them belong to the lane's document. memory_len,
@@ -31,13 +35,24 @@ class TransformerXL(nn.Module):
     evaluation, and a state may hold more entries than memory_len (the newest are read) or fewer.
     """
 
-    def __init__(self, config: TransformerXLConfig, vocabulary: int) -> None:
-        """Raises UserError where the adaptive softmax's cutoffs reach beyond the vocabulary."""
+    def __init__(
+        self, config: TransformerXLConfig, vocabulary: int, recompute_layers: bool = False
+    ) -> None:
+        """Make the parameters, not yet filled.
+
+        Args:
+            recompute_layers: keep each layer's input alone for backward, which runs the layer
+                again; it changes no result.
+
+        Raises:
+            UserError: the adaptive softmax's cutoffs reach beyond the vocabulary.
+        """
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
+        self.recompute_layers = recompute_layers
         clusters = Clusters(config.cutoffs, vocabulary)
         self.word_emb = AdaptiveEmbedding(config, clusters)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleDict({str(n): Layer(config) for n in range(config.layers)})
         self.r_w_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.r_r_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.crit = AdaptiveSoftmax(config, clusters)
@@ -61,63 +76,105 @@ class TransformerXL(nn.Module):
             RuntimeError: the state is one of `frozen()`: its keys are of weights that may have
                 moved since, and their gradient would be lost.
         """
-        if "memory.0" not in state:
-            raise RuntimeError(
-                "a state of frozen() is read only by what made it; begin with empty_state()"
-            )
-        return self._run(tokens, document_start, state, noise, None)
+        return self._run(tokens, document_start, state, noise)
 
     def _run(
         self,
         tokens: Tensor,
         document_start: Tensor,
         state: State,
-        noise: Noise | None,
-        derived: Derived | None,
+        noise: Noise | None = None,
+        derived: Derived | None = None,
     ) -> tuple[Tensor, State]:
         """`forward`, with what is known of weights that stand still."""
-        position, next_position = segment_positions(document_start, state["position"])
-        dropout = Dropout(self.config.dropout, noise)
-        x = dropout(self.word_emb(tokens), "embed")
-        past = [self._past(state, n) for n in range(len(self.layers))]
-        count = (past[0].k if isinstance(past[0], KeyValue) else past[0]).shape[1]
-        segment = self._segment(position, count, dropout, x.dtype)
-        relative = self._relative(count + x.shape[1], dropout, x.dtype, derived)
-        carried = {"position": next_position, "tokens": state["tokens"] + tokens.shape[1]}
-        for n, layer in enumerate(self.layers):
-            given = x
-            x, seen = layer(given, past[n], relative[n], segment, n)
-            carried |= self._remember(state, n, given, seen)
-        return dropout(x, "output"), carried
+        segment, counts = self.begin(document_start, state, noise, derived)
+        x, memories = self.run_layers(self.embed(tokens, segment), segment, state)
+        return self.finish(x, segment), counts | memories
 
-    def _segment(
-        self, position: Tensor, past: int, dropout: Dropout, dtype: torch.dtype
-    ) -> Segment:
-        """What all layers see of tokens at `position` [b, T] behind `past` memory positions."""
-        config = self.config
+    def begin(
+        self,
+        document_start: Tensor,
+        state: State,
+        noise: Noise | None = None,
+        derived: Derived | None = None,
+    ) -> tuple[Segment, State]:
+        """What all pieces share of a segment, and the counters after it.
+
+        Args:
+            document_start, state, noise: as in `forward`.
+            derived: what is known of weights that stand still.
+
+        Raises:
+            RuntimeError: as in `forward`.
+        """
+        if derived is None and not all(f"memory.{n}" in state for n in self.layers):
+            raise RuntimeError(
+                "a state of frozen() is read only by what made it; begin with empty_state()"
+            )
+        config, length = self.config, document_start.shape[1]
+        position, after = segment_positions(document_start, state["position"])
+        dropout = Dropout(config.dropout, noise)
+        past = self._past_length(state)
         farthest = config.memory_len - 1 if config.same_length else None
-        return Segment(
-            mask=additive(reach_mask(position, past, farthest), dtype),
+        segment = Segment(
+            mask=additive(reach_mask(position, past, farthest), self.r_w_bias.dtype),
             biases=(self.r_w_bias, self.r_r_bias),
+            relative=self._relative(past + length, dropout, derived),
             dropout=dropout,
-            dropatt=Dropout(config.dropatt, dropout.noise),
+            dropatt=Dropout(config.dropatt, noise),
         )
+        return segment, {"position": after, "tokens": state["tokens"] + length}
+
+    def embed(self, tokens: Tensor, segment: Segment) -> Tensor:
+        """What the first layer is given, [b, T, d], for ids int64 [b, T]."""
+        return segment.dropout(self.word_emb(tokens), "embed")
+
+    def run_layers(self, x: Tensor, segment: Segment, state: State) -> tuple[Tensor, State]:
+        """x [b, T, d] through the layers that are here, and their memories after the segment."""
+        memories: State = {}
+        for name, layer in self.layers.items():
+            n, given = int(name), x
+            arguments = (x, self._past(state, n), segment, n)
+            if self.recompute_layers and torch.is_grad_enabled():
+                # Masks are functions of names: no generator's state need be kept.
+                x, seen = checkpoint(
+                    layer, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                x, seen = layer(*arguments)
+            memories |= self._remember(state, n, given, seen)
+        return x, memories
+
+    def finish(self, x: Tensor, segment: Segment) -> Tensor:
+        """The last hidden states, [b, T, d], of what the last layer gives."""
+        return segment.dropout(x, "output")
 
     def _relative(
-        self, count: int, dropout: Dropout, dtype: torch.dtype, derived: Derived | None
-    ) -> list[Tensor]:
-        """W_R R of each layer, [count, H * d_head], for distances count - 1 .. 0."""
+        self, count: int, dropout: Dropout, derived: Derived | None
+    ) -> Tensor | list[Tensor]:
+        """`Segment.relative` for distances count - 1 .. 0."""
+        like, config = self.r_w_bias, self.config
+
+        def make(count: int) -> Tensor:
+            shape = (count, config.d_model)
+            relative = sinusoids(*shape, config.clamp_len, like.dtype, like.device)
+            return masked(relative, dropout.shared_mask("relative", shape)).flip(0)
 
         def project(count: int) -> list[Tensor]:
-            shape, device = (count, self.config.d_model), self.r_w_bias.device
-            relative = sinusoids(*shape, self.config.clamp_len, dtype, device)
-            relative = masked(relative, dropout.shared_mask("relative", shape)).flip(0)
-            return [layer.get_submodule("dec_attn.r_net")(relative) for layer in self.layers]
+            relative = make(count)
+            layers = self.layers.values()
+            return [layer.get_submodule("dec_attn.r_net")(relative) for layer in layers]
 
         if derived is None:
-            return project(count)
-        source = self.config.clamp_len, dtype, product_dtype(self.r_w_bias)
-        return derived.projected(count, project, source)
+            return make(count)
+        return derived.projected(count, project, (config.clamp_len, product_dtype(like)))
+
+    def _past_length(self, state: State) -> int:
+        """How many memory positions stand before the segment, alike in all layers."""
+        for n in self.layers:
+            past = self._past(state, int(n))
+            return (past.k if isinstance(past, KeyValue) else past).shape[1]
+        return 0
 
     def _past(self, state: State, n: int) -> Tensor | KeyValue:
         """Layer n's memory in the form in which `state` has it."""
@@ -162,9 +219,9 @@ class TransformerXL(nn.Module):
         return self.crit.loss(output, targets, self.word_emb)
 
     def empty_state(self, lanes: int) -> State:
-        """The state of lanes that have seen nothing."""
+        """The state of lanes that have seen nothing, of the layers that are here."""
         like, shape = self.r_w_bias, (lanes, 0, self.config.d_model)
-        memory = {f"memory.{n}": like.new_zeros(shape) for n in range(self.config.layers)}
+        memory = {f"memory.{n}": like.new_zeros(shape) for n in self.layers}
         return counters(lanes, like.device) | memory
 
     def frozen(self) -> "FrozenTransformerXL":
@@ -208,7 +265,7 @@ class FrozenTransformerXL:
                 "frozen() gives no gradients; run it under torch.no_grad(), or train the model"
             )
         self._guard.check()
-        return self._model._run(tokens, document_start, state, None, self._derived)
+        return self._model._run(tokens, document_start, state, derived=self._derived)
 
     def logits(self, output: Tensor) -> Tensor:
         """As `TransformerXL.logits`."""
@@ -220,7 +277,7 @@ class FrozenTransformerXL:
 
     def empty_state(self, lanes: int) -> State:
         """The state of lanes that have seen nothing, of keys and values."""
-        config, like = self._model.config, self._model.r_w_bias
-        names = [f"memory.{n}.{part}" for n in range(config.layers) for part in "kv"]
-        shape = (lanes, 0, config.heads, config.head_width)
+        like = self._model.r_w_bias
+        names = [f"memory.{n}.{part}" for n in self._model.layers for part in "kv"]
+        shape = (lanes, 0, *like.shape)
         return counters(lanes, like.device) | {name: like.new_zeros(shape) for name in names}
