@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum
 
+from rlt_dist.models.present import present
 from rlt_dist.models.state import State
 from rlt_dist.models.transformer_xl.layers import Layer, RelativeAttention
 from rlt_dist.models.transformer_xl.model import TransformerXL
@@ -26,7 +27,7 @@ class StraightforwardXL(TransformerXL):
     ) -> tuple[Tensor, State]:
         """Last hidden states [b, T, d] of tokens int64 [b, T], and the state after them."""
         del document_start, noise
-        h = self.word_emb(tokens)
+        h = present(self.word_emb)(tokens)
         keys = state["memory.0"].shape[1] + tokens.shape[1]
         relative = sinusoids(keys, self.config.d_model).to(h)
         newer = torch.ones(tokens.shape[1], keys, dtype=torch.bool).triu(1 + keys - tokens.shape[1])
@@ -39,8 +40,8 @@ class StraightforwardXL(TransformerXL):
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The sum of -log p(target) for outputs [n, d] and targets int64 [n]."""
-        bias = self.crit.out_layers.get_parameter("0.bias")
-        logits = F.linear(output, self.word_emb.tables()[0], bias)
+        bias = present(self.crit).out_layers.get_parameter("0.bias")
+        logits = F.linear(output, present(self.word_emb).tables()[0], bias)
         return F.cross_entropy(logits, targets, reduction="sum")
 
     def _layer(

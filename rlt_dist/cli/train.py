@@ -28,16 +28,14 @@ def train(
     from rlt_dist.checkpoint.run_folder import check_moved
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
-    from rlt_dist.mesh.axes import axes_of
     from rlt_dist.mesh.collectives import together
-    from rlt_dist.mesh.mesh import open_mesh
     from rlt_dist.mesh.world import open_world
+    from rlt_dist.parallel.mesh import mesh_of
     from rlt_dist.train.loop import run_training
     from rlt_dist.train.session import open_session
 
     with open_world() as world:
         config = together(world, lambda: load_typed(file, RunConfig, overrides or ()))
         together(world, lambda: check_moved(file, config))
-        axes = together(world, lambda: axes_of(config.mesh, world.size))
-        with open_mesh(world, axes) as mesh, open_session(config, mesh) as session:
+        with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
             run_training(session)

@@ -3,15 +3,25 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
-from rlt_dist.inference.forward import batch_nll
+from rlt_dist.inference.forward import (
+    autocast,
+    batch_nll,
+    micro_batch_rows,
+    parameter_dtype,
+    through_pipeline,
+)
+from rlt_dist.mesh.collectives import all_sum
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
-from rlt_dist.models.state import detach
+from rlt_dist.models.state import State, detach
+from rlt_dist.parallel.local import LocalModel
 from rlt_dist.util.errors import UserError
 
 
@@ -48,14 +58,61 @@ class Evaluation:
         return self.nll / math.log(2) / self.bytes if self.bytes else None
 
 
+class Scorer(Protocol):
+    """Whatever finds -log p of targets, without dropout, while weights stand still."""
+
+    def empty_state(self, lanes: int) -> State:
+        """The state of lanes that have seen nothing."""
+
+    def nll(self, batch: Batch, state: State) -> tuple[Tensor, State]:
+        """-log p of every target of a batch, [b, T], masked ones included; the state after it."""
+
+
+class WholeScorer:
+    """All of a model, in one piece."""
+
+    def __init__(self, model: Model, config: RunConfig) -> None:
+        self._frozen, self._config = model.frozen(), config
+
+    def empty_state(self, lanes: int) -> State:
+        return self._frozen.empty_state(lanes)
+
+    def nll(self, batch: Batch, state: State) -> tuple[Tensor, State]:
+        return batch_nll(self._frozen, batch, state, self._config)
+
+
+class PipelineScorer:
+    """A stage of a model, with the others of its pipeline; all get what the last stage finds."""
+
+    def __init__(self, local: LocalModel, mesh: Mesh, config: RunConfig) -> None:
+        self._local, self._mesh, self._config = local, mesh, config
+
+    def empty_state(self, lanes: int) -> State:
+        return self._local.model.empty_state(lanes)
+
+    def nll(self, batch: Batch, state: State) -> tuple[Tensor, State]:
+        model, config, rows = self._local.model, self._config, micro_batch_rows(batch, self._config)
+        found = torch.zeros(batch.loss_mask.shape, dtype=parameter_dtype(config))
+        found = found.to(batch.tokens.device)
+
+        def head(micro: int, output: Tensor) -> None:
+            with autocast(config, output.device):
+                found[rows[micro]] = model.nll(output, batch.tokens[rows[micro], 1:])
+
+        passed = through_pipeline(self._local, self._mesh, batch, state, config, None, head)
+        return all_sum(found, self._mesh.pipeline), passed.state
+
+
+def scorer(local: LocalModel, mesh: Mesh, config: RunConfig) -> Scorer:
+    """What scores with a run's model."""
+    if mesh.axes.pipeline > 1:
+        return PipelineScorer(local, mesh, config)
+    return WholeScorer(local.model, config)
+
+
 @torch.no_grad()
 def evaluate(
-    model: Model,
-    batches: Iterable[Batch],
-    byte_lengths: Tensor,
-    config: RunConfig,
-    *,
-    carried: bool = True,
+    scorer: Scorer, batches: Iterable[Batch], byte_lengths: Tensor, *, carried: bool = True
 ) -> Tensor:
     """Run batches of the same lanes, from an empty state.
 
@@ -67,11 +124,11 @@ def evaluate(
         float64 [3]: sums of -log p, of tokens, of bytes; to be summed over ranks.
     """
     sums = torch.zeros(3, dtype=torch.float64, device=byte_lengths.device)
-    frozen, state = model.frozen(), None
+    state = None
     for batch in batches:
         if state is None or not carried:
-            state = frozen.empty_state(batch.tokens.shape[0])
-        nll, new_state = batch_nll(frozen, batch, state, config)
+            state = scorer.empty_state(batch.tokens.shape[0])
+        nll, new_state = scorer.nll(batch, state)
         state = detach(new_state)
         mask = batch.loss_mask
         scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()

@@ -1,6 +1,6 @@
 """One batch through a model under a run's choices of precision and state reset.
 
-Training, validation and evaluation all come through here.
+Training, validation and evaluation all come through here, in one piece or by pipeline stages.
 """
 
 import torch
@@ -8,10 +8,14 @@ from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Frozen, Model
-from rlt_dist.models.state import State
+from rlt_dist.models.state import State, select_lanes
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.recurrence.dispatch import Recurrence
+from rlt_dist.parallel.execute.stage import Head, MicroBatch
+from rlt_dist.parallel.execute.step import Passed, pipeline_pass
+from rlt_dist.parallel.local import LocalModel
 
 
 def parameter_dtype(config: RunConfig) -> torch.dtype:
@@ -61,12 +65,56 @@ def batch_loss(
     Returns:
         a scalar whose backward can run only once, and the state after the batch.
     """
-    targets, scored = batch.tokens[:, 1:].flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
     with autocast(config, batch.tokens.device):
         output, new_state = model(batch.tokens[:, :-1], _starts(batch, config), state, noise)
+    return output_loss(model, output, batch, config), new_state
+
+
+def output_loss(model: Model, output: Tensor, batch: Batch, config: RunConfig) -> Tensor:
+    """The sum of -log p over the unmasked targets, given the model's outputs [b, T, d]."""
+    targets, scored = batch.tokens[:, 1:].flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
+    with autocast(config, batch.tokens.device):
         # Masked tokens are left out, not weighted with 0: 0 times a number that is not finite
         # would spoil the loss and every gradient.
-        return model.loss(output.flatten(0, 1)[scored], targets[scored]), new_state
+        return model.loss(output.flatten(0, 1)[scored], targets[scored])
+
+
+def through_pipeline(
+    local: LocalModel,
+    mesh: Mesh,
+    batch: Batch,
+    state: State,
+    config: RunConfig,
+    noise_step: int | None,
+    head: Head,
+) -> Passed:
+    """A batch through the stages of a pipeline in micro-batches, backward too with gradients on.
+
+    Args:
+        batch: tokens [b, T+1].
+        state: what the batch's lanes carry on this stage.
+        noise_step: the step that names the dropout masks; None: nothing drops.
+        head: called on the last stage with a micro-batch's number and the model's outputs.
+    """
+    micro_batches = []
+    for rows in micro_batch_rows(batch, config):
+        part = batch.rows(rows)
+        noise = None
+        if noise_step is not None:
+            noise = Noise(config.train.seed, noise_step, part.lanes)
+        tokens, starts = part.tokens[:, :-1], _starts(part, config)
+        micro_batches.append(MicroBatch(tokens, starts, select_lanes(state, rows), noise))
+    device = batch.tokens.device
+    return pipeline_pass(
+        local, mesh, config.pipeline, micro_batches, lambda: autocast(config, device), head
+    )
+
+
+def micro_batch_rows(batch: Batch, config: RunConfig) -> list[slice]:
+    """The groups of lanes that a batch is gone through in."""
+    lanes = len(batch.tokens)
+    size = config.micro_batch_lanes(lanes)
+    return [slice(first, first + size) for first in range(0, lanes, size)]
 
 
 def _starts(batch: Batch, config: RunConfig) -> Tensor:

@@ -10,7 +10,7 @@ from rlt_dist.data.index import SplitIndex, load_corpus
 from rlt_dist.data.lanes import Run
 from rlt_dist.data.loader import Batch, LaneLoader
 from rlt_dist.data.stream import plan_lanes
-from rlt_dist.inference.evaluate import Evaluation, evaluate, to_evaluation
+from rlt_dist.inference.evaluate import Evaluation, WholeScorer, evaluate, to_evaluation
 from rlt_dist.inference.load import Trained
 from rlt_dist.util.errors import UserError
 
@@ -60,9 +60,8 @@ def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluati
             corpus.split(reading.split), corpus.end_of_text, trained, reading, watch
         )
     )
-    sums = evaluate(
-        trained.model, batches, lengths.to(device), trained.config, carried=reading.carried
-    )
+    scorer = WholeScorer(trained.model, trained.config)
+    sums = evaluate(scorer, batches, lengths.to(device), carried=reading.carried)
     return to_evaluation(sums)
 
 

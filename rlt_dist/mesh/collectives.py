@@ -21,23 +21,18 @@ def all_sum(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     return total
 
 
-def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Replace every gradient by its sum over the group, in one message per dtype.
-
-    A parameter without a gradient counts as zeros: whether one arises may depend on the data
-    (a cluster of the adaptive softmax that no token of this rank falls into).
-    """
+def sum_all(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace tensors by their sums over the group, in one message per dtype."""
+    if group.size() == 1:
+        return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values() if group.size() > 1 else ():
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    for alike in by_dtype.values():
+        flat = torch.cat([tensor.flatten() for tensor in alike])
         dist.all_reduce(flat, group=group)
-        parts = flat.split([gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+        for tensor, part in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def together(world: World, action: Callable[[], T]) -> T:

@@ -22,15 +22,19 @@ def build_model(
     vocabulary: int,
     dtype: torch.dtype = torch.float32,
     recurrence: Recurrence = DEFAULT,
+    recompute_layers: bool = False,
 ) -> Model:
-    """The model on the CPU, its parameters allocated and not yet filled.
+    """The model on the default device, its parameters allocated and not yet filled.
 
     Args:
         recurrence: how the recurrent decoder is computed; it changes no result.
+        recompute_layers: whether encoder layers, or Transformer-XL's, keep their inputs alone for
+            backward; nor does that.
     """
     if isinstance(config, RltConfig):
-        return RecurrentLoopedTransformer(config, vocabulary, recurrence).to(dtype)
-    return TransformerXL(config, vocabulary).to(dtype)
+        model = RecurrentLoopedTransformer(config, vocabulary, recurrence, recompute_layers)
+        return model.to(dtype)
+    return TransformerXL(config, vocabulary, recompute_layers).to(dtype)
 
 
 def initial_model(

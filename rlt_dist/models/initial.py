@@ -14,17 +14,18 @@ Distribution = tuple[float, float]
 def initialise(
     model: nn.Module, seed: int, distribution: Callable[[str, Tensor], Distribution]
 ) -> None:
-    """Fill every parameter; `distribution` gives mean and deviation from its name and shape.
-
-    Values are drawn on the CPU in float64 and rounded, so device, precision and mesh do not
-    change them.
-    """
+    """Fill every parameter; `distribution` gives mean and deviation from its name and shape."""
     for name, parameter in model.named_parameters():
-        mean, deviation = distribution(name, parameter)
-        values = torch.full(parameter.shape, mean, dtype=torch.float64)
-        if deviation:
-            generator = torch.Generator().manual_seed(seed_from(seed, name))
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            values += deviation * noise
         with torch.no_grad():
-            parameter.copy_(values)
+            spread = distribution(name, parameter)
+            parameter.copy_(initial_values(name, parameter.shape, seed, spread))
+
+
+def initial_values(name: str, shape: torch.Size, seed: int, distribution: Distribution) -> Tensor:
+    """A whole tensor's values, in float64 on the CPU: no device, precision or mesh changes them."""
+    mean, deviation = distribution
+    values = torch.full(shape, mean, dtype=torch.float64)
+    if deviation:
+        generator = torch.Generator().manual_seed(seed_from(seed, name))
+        values += deviation * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return values

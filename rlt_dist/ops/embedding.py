@@ -15,10 +15,15 @@ def lookup(ids: Tensor, table: Tensor, size: int, seam: Seam) -> Tensor:
 
     Returns:
         [..., d]
+
+    Raises:
+        IndexError: an id is not in the table.
     """
     own = seam.own(size)
     if len(own) == size:
         return F.embedding(ids, table)
+    if ids.numel() and (ids.min() < 0 or ids.max() >= size):
+        raise IndexError(f"an id is none of 0 .. {size - 1}")
     here = (ids >= own.start) & (ids < own.stop)
     local = (ids - own.start).masked_fill(~here, 0)
     found = F.embedding(local, table) if len(own) else table.new_zeros(*ids.shape, table.shape[1])

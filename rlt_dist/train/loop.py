@@ -1,13 +1,14 @@
 """The training loop: step, validate, record, save."""
 
+import math
 import time
 from contextlib import nullcontext
 from typing import Any
 
-import torch
+import torch.distributed as dist
 
 from rlt_dist.data.loader import LaneLoader
-from rlt_dist.inference.evaluate import Evaluation, evaluate, to_evaluation
+from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
 from rlt_dist.models.state import mean_squares
 from rlt_dist.train.reporter import Reporter
@@ -47,7 +48,7 @@ def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], Ste
     batch = loader.next().to(session.world.device)
     rate = learning_rate(config, step)
     result, session.state = train_step(
-        session.model,
+        session.local_model,
         session.optimizer,
         batch,
         session.state,
@@ -86,7 +87,8 @@ def _validate(session: Session) -> Evaluation:
     loader = together(session.world, lambda: session.loader("validation"))
     segments = range(session.config.validation.segments)
     batches = (loader.next().to(session.world.device) for _ in segments)
-    sums = evaluate(session.model, batches, session.byte_lengths, session.config)
+    scores = scorer(session.local_model, session.mesh, session.config)
+    sums = evaluate(scores, batches, session.byte_lengths)
     return to_evaluation(all_sum(sums, session.mesh.data))
 
 
@@ -98,13 +100,16 @@ def _numbers(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _state_norms(session: Session) -> dict[str, float]:
-    """Root mean square of every state tensor over all lanes."""
-    squares = mean_squares(session.state)
-    if not squares:
-        return {}
-    summed = all_sum(torch.stack(list(squares.values())), session.mesh.data)
-    norms = (summed / session.mesh.axes.data).sqrt().tolist()
-    return dict(zip(squares, norms, strict=True))
+    """Root mean square of every state tensor over all lanes, wherever its layer and heads are."""
+    own = {name: square.item() for name, square in mean_squares(session.state).items()}
+    of_all: list[dict[str, float]] = [{}] * session.world.size
+    dist.all_gather_object(of_all, own, group=session.world.group)
+    found: dict[str, list[float]] = {}
+    for of_one in of_all:
+        for name, square in of_one.items():
+            found.setdefault(name, []).append(square)
+    # All who hold some of a tensor hold as much of it, so its mean is that of theirs.
+    return {name: math.sqrt(sum(squares) / len(squares)) for name, squares in found.items()}
 
 
 def _too_many_skips(session: Session, skips: int) -> UserError:

@@ -1,10 +1,10 @@
 """AdamW whose state is known by the global names of the parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlt_dist.config.run import OptimizerConfig
 
@@ -17,8 +17,8 @@ class NamedAdamW:
     Weights decay; norms, biases (Transformer-XL's u and v too) and the initial state do not.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+    def __init__(self, parameters: Mapping[str, Tensor], config: OptimizerConfig) -> None:
+        self.parameters = dict(parameters)
         self.clip = config.clip
         groups: list[dict[str, Any]] = [
             {"params": [p for n, p in self.parameters.items() if _decays(n, p)]},
@@ -41,18 +41,18 @@ class NamedAdamW:
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
-    def gradient_norm(self) -> Tensor:
-        """Euclidean norm over all gradients, a float64 scalar."""
+    def gradient_square(self, counted: Callable[[str], bool]) -> Tensor:
+        """Sum of squares over the gradients of the parameters that count, a float64 scalar."""
         squares = [
-            torch.linalg.vector_norm(p.grad, dtype=torch.float64).square()
-            for p in self.parameters.values()
-            if p.grad is not None
+            torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None and counted(name)
         ]
-        return torch.stack(squares).sum().sqrt()
+        return torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
 
-    def step(self, learning_rate: float, norm: Tensor) -> None:
+    def step(self, learning_rate: float, norm: float) -> None:
         """Clip the gradients, whose norm is given, and update."""
-        scale = float(self.clip / norm) if norm > self.clip else 1.0
+        scale = self.clip / norm if norm > self.clip else 1.0
         for parameter in self.parameters.values():
             if scale != 1.0 and parameter.grad is not None:
                 parameter.grad.mul_(scale)

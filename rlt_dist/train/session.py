@@ -24,8 +24,10 @@ from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World
-from rlt_dist.models.build import Model, initial_model
+from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
+from rlt_dist.parallel.local import LocalModel, build_local
+from rlt_dist.parallel.seam import seam_of
 from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
@@ -46,13 +48,18 @@ class Session:
     config: RunConfig
     mesh: Mesh
     corpus: CorpusIndex
-    model: Model
+    local_model: LocalModel
     optimizer: NamedAdamW
     step: int
     state: State
     cursors: Tensor
     byte_lengths: Tensor
     notes: list[str]
+
+    @property
+    def model(self) -> Model:
+        """The pieces of the model that are here."""
+        return self.local_model.model
 
     @property
     def world(self) -> World:
@@ -108,7 +115,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
-    model = together(world, lambda: _new_model(config, corpus)).to(world.device)
+    model = together(world, lambda: _new_model(config, corpus, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
         on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
@@ -123,7 +130,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
 
 
 def _new_session(
-    config: RunConfig, mesh: Mesh, corpus: CorpusIndex, model: Model, tokenizer: Tokenizer
+    config: RunConfig, mesh: Mesh, corpus: CorpusIndex, model: LocalModel, tokenizer: Tokenizer
 ) -> Session:
     """The session of a run that has done no step."""
     local = _local_lanes(config, mesh)
@@ -132,10 +139,10 @@ def _new_session(
         config=config,
         mesh=mesh,
         corpus=corpus,
-        model=model,
-        optimizer=NamedAdamW(model, config.optimizer),
+        local_model=model,
+        optimizer=NamedAdamW(model.parameters, config.optimizer),
         step=0,
-        state=model.empty_state(len(local)),
+        state=model.model.empty_state(len(local)),
         cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
         byte_lengths=lengths.to(mesh.world.device),
         notes=[],
@@ -192,16 +199,22 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
     return newest
 
 
-def _new_model(config: RunConfig, corpus: CorpusIndex) -> Model:
-    how = recurrence(config)
-    how.prepare("cuda" if torch.cuda.is_available() else "cpu")
-    return initial_model(
+def _new_model(config: RunConfig, corpus: CorpusIndex, mesh: Mesh) -> LocalModel:
+    seam, how = seam_of(mesh.tensor), recurrence(config)
+    how.prepare(mesh.world.device.type, seam)
+    local = build_local(
         config.bounded_model,
         corpus.vocabulary,
         config.train.seed,
+        mesh.axes,
+        mesh.place,
+        seam,
         parameter_dtype(config),
         how,
+        config.recompute.layers,
     )
+    local.model.to(mesh.world.device)
+    return local
 
 
 def _resume(session: Session, folder: Path) -> None:

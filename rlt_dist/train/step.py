@@ -4,14 +4,19 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import Batch
-from rlt_dist.inference.forward import batch_loss
-from rlt_dist.mesh.collectives import all_sum, sum_gradients
+from rlt_dist.inference.forward import (
+    batch_loss,
+    micro_batch_rows,
+    output_loss,
+    through_pipeline,
+)
+from rlt_dist.mesh.collectives import all_sum, sum_all
 from rlt_dist.mesh.mesh import Mesh
-from rlt_dist.models.build import Model
 from rlt_dist.models.state import (
     State,
     detach,
@@ -21,6 +26,8 @@ from rlt_dist.models.state import (
     select_lanes,
 )
 from rlt_dist.ops.noise import Noise
+from rlt_dist.parallel.gradients import complete_gradients
+from rlt_dist.parallel.local import LocalModel
 from rlt_dist.train.optimizer import NamedAdamW
 
 
@@ -42,7 +49,7 @@ class StepResult:
 
 
 def train_step(
-    model: Model,
+    local: LocalModel,
     optimizer: NamedAdamW,
     batch: Batch,
     state: State,
@@ -52,47 +59,74 @@ def train_step(
     step: int,
     learning_rate: float,
 ) -> tuple[StepResult, State]:
-    """Forward and backward over this rank's lanes, the sum over the data axis, and the update.
+    """Forward and backward over this rank's lanes, the sums over the mesh, and the update.
 
     The loss is the sum over unmasked tokens of the whole global batch divided by their number.
     A skipped step leaves parameters and optimizer as they were; each lane's new state is kept if
-    it is finite, else the lane restarts. Every decision is taken on numbers summed over the
-    data axis, so all its ranks take it alike.
+    it is finite, else the lane restarts. Every decision is taken on numbers that one message has
+    summed over all ranks, so all take it alike.
 
     Returns:
         the step's numbers, and the state to carry, detached.
     """
     scored = all_sum(batch.loss_mask.sum(), mesh.data).clamp(min=1)
     optimizer.zero_gradients()
-    total, new_state = _forward_backward(model, batch, state, config, step, scored)
-    sum_gradients(optimizer.parameters.values(), mesh.data)
-    loss = all_sum(total, mesh.data).item()
-    norm = optimizer.gradient_norm()
-    finite = math.isfinite(loss) and bool(norm.isfinite())
+    share, new_state = _forward_backward(local, mesh, batch, state, config, step, scored)
+    complete_gradients(local, mesh)
+    sum_all([p.grad for p in local.parameters.values() if p.grad is not None], mesh.data)
+    square = optimizer.gradient_square(local.counted)
+    square = square if mesh.place.data == 0 else torch.zeros_like(square)
+    loss, squared = all_sum(torch.stack((share, square)), mesh.world.group).tolist()
+    norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
+    finite = math.isfinite(loss) and math.isfinite(norm)
     if finite:
         optimizer.step(learning_rate, norm)
-    alive = finite_lanes(new_state)
-    if not alive.all():
-        new_state = restart_lanes(new_state, ~alive)
-    restarted = int(all_sum((~alive).sum(), mesh.data))
-    return StepResult(loss, norm.item(), not finite, restarted), new_state
+    new_state, restarted = _restart_broken(new_state, mesh)
+    return StepResult(loss, norm, not finite, restarted), new_state
 
 
 def _forward_backward(
-    model: Model, batch: Batch, state: State, config: RunConfig, step: int, scored: Tensor
+    local: LocalModel,
+    mesh: Mesh,
+    batch: Batch,
+    state: State,
+    config: RunConfig,
+    step: int,
+    scored: Tensor,
 ) -> tuple[Tensor, State]:
-    """Accumulate gradients over micro-batches of lanes; this rank's share of the loss."""
-    lanes = batch.tokens.shape[0]
-    size = config.micro_batch_lanes(lanes)
+    """Accumulate gradients over micro-batches of lanes; this rank's share of the loss.
+
+    The share is a float64 scalar; over all ranks they sum up to the loss.
+    """
     total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
-    states = []
-    for first in range(0, lanes, size):
-        rows = slice(first, first + size)
-        part = batch.rows(rows)
-        noise = Noise(config.train.seed, step, part.lanes)
-        total_nll, new_state = batch_loss(model, part, select_lanes(state, rows), config, noise)
-        loss = total_nll / scored
-        loss.backward()
-        total += loss.detach().double()
-        states.append(detach(new_state))
-    return total, join_lanes(states)
+    rows = micro_batch_rows(batch, config)
+
+    def learn(loss: Tensor) -> None:
+        (loss / scored).backward()
+        total.add_(loss.detach().double() / scored)
+
+    def head(micro: int, output: Tensor) -> None:
+        learn(output_loss(local.model, output, batch.rows(rows[micro]), config))
+
+    if mesh.axes.pipeline > 1:
+        new_state = through_pipeline(local, mesh, batch, state, config, step, head).state
+    else:
+        states = []
+        for part, own in ((batch.rows(r), select_lanes(state, r)) for r in rows):
+            noise = Noise(config.train.seed, step, part.lanes)
+            loss, after = batch_loss(local.model, part, own, config, noise)
+            learn(loss)
+            states.append(detach(after))
+        new_state = join_lanes(states)
+    # All of a tensor group find the same loss, and one of them tells it.
+    return total if mesh.place.tensor == 0 else torch.zeros_like(total), new_state
+
+
+def _restart_broken(state: State, mesh: Mesh) -> tuple[State, int]:
+    """Restart lanes whose state is not finite on some rank; how many there are in all."""
+    alive = finite_lanes(state).to(torch.int64)
+    if mesh.replica.size() > 1:
+        dist.all_reduce(alive, dist.ReduceOp.MIN, group=mesh.replica)
+    broken = alive == 0
+    restarted = int(all_sum(broken.sum(), mesh.data))
+    return restart_lanes(state, broken) if broken.any() else state, restarted

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
-from rlt_dist.mesh.axes import axes_of
 from rlt_dist.mesh.collectives import on_leader, together
-from rlt_dist.mesh.mesh import open_mesh
 from rlt_dist.mesh.world import World, open_world
+from rlt_dist.parallel.mesh import mesh_of
 from rlt_dist.train.loop import run_training
 from rlt_dist.train.session import Session, open_session
 from rlt_dist.util.errors import UserError
@@ -119,8 +118,7 @@ def train(
 @contextmanager
 def opened(config: RunConfig, world: World) -> Iterator[Session]:
     """A run on the mesh that its configuration asks for."""
-    axes = axes_of(config.mesh, world.size)
-    with open_mesh(world, axes) as mesh, open_session(config, mesh) as session:
+    with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
         yield session
 
 

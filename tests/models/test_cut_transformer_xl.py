@@ -209,6 +209,24 @@ def test_an_id_outside_the_vocabulary_is_refused_by_all(
     seams.run(2, work)
 
 
+@pytest.mark.parametrize("options", SOFTMAXES)
+def test_each_end_of_a_model_alone_gives_all_its_parameters_a_gradient(
+    seams: ModuleType, options: dict[str, Any]
+) -> None:
+    """Zeros where a process has none of the rows, or of the ids: partial ones must be summed."""
+    model = build(**options)
+
+    def work(seam: Any) -> None:
+        first, last = part(seams, model, seam), part(seams, model, seam)
+        first.word_emb(torch.tensor([[0]])).sum().backward()
+        last.loss(torch.ones(1, 8, dtype=torch.float64), torch.tensor([0])).backward()
+        tables = [layer.get_parameter("weight") for layer in last.word_emb.emb_layers]
+        for parameter in (*first.word_emb.parameters(), *last.crit.parameters(), *tables):
+            assert parameter.grad is not None
+
+    seams.run(3, work)
+
+
 @pytest.mark.parametrize("options", [{}, {"cutoffs": (4, 5)}])
 def test_logits_of_a_cut_vocabulary_are_refused(seams: ModuleType, options: dict[str, Any]) -> None:
     own = part(seams, build(**options), seams.ThreadSeam(seams.Meeting(2), 0))
@@ -308,7 +326,7 @@ def test_stages_with_some_of_the_layers_give_the_whole_s_results(softmax: dict[s
         x = torch.empty(0)
         for number, stage in enumerate(parts):
             segment, counts = stage.begin(start[:, cut], states[number], noise)
-            x = stage.embed(tokens[:, cut], segment) if number == 0 else x
+            x = stage.embedded(tokens[:, cut], segment) if number == 0 else x
             x, after = stage.run_layers(x, segment, states[number])
             states[number] = counts | after
         output = parts[-1].finish(x, segment)

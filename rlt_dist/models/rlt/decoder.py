@@ -1,6 +1,7 @@
 """The recurrent decoder: its modules and state as a problem for the recurrence core."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -52,30 +53,52 @@ class Decoder:
             folded: what `folded` gave.
         """
         weights, of_merge = folded
-        e, tokens = e.transpose(0, 1), e.shape[1]
-        groups = [self._group(j) for j in self._layers]
-        position = list(memory)
-        plan = Plan(
-            shape=self._shape(),
-            position=segment.position.T,
+        e, fed = e.transpose(0, 1), None
+        if self._merge is not None and of_merge is not None:
+            fed = self._merge.inputs(e, state, of_merge)
+        shape = (len(e), self._config.d_model)
+        plan = replace(
+            self._plan(segment.position.T, state),
             cos=segment.tables[0].transpose(0, 1),
             sin=segment.tables[1].transpose(0, 1),
+            masks=[_masks(segment, j, shape) for j in self._layers],
+        )
+        memories = [Memory(k.transpose(1, 2), v.transpose(1, 2)) for k, v in memory.values()]
+        windows = [_window(state, j, self._config.window - 1) for j in self._layers]
+        return plan, Operands(e, fed, memories, windows, weights)
+
+    def sketch(
+        self, position: Tensor, state: State, weights: Sequence[LayerWeights]
+    ) -> tuple[Plan, Operands]:
+        """A problem of the same sizes: for what can be planned before anything is computed.
+
+        Args:
+            position: int64 [T, b].
+            weights: what `folded` gave of the layers.
+        """
+        like = weights[0].o
+        e = like.new_empty(*position.shape, self._config.d_model, device="meta")
+        windows = [_window(state, j, self._config.window - 1) for j in self._layers]
+        return self._plan(position, state), Operands(e, None, [], windows, weights)
+
+    def _plan(self, position: Tensor, state: State) -> Plan:
+        """The plan, but for rotary tables and masks."""
+        groups = [self._group(j) for j in self._layers]
+        here = sorted(set(groups))
+        return Plan(
+            shape=self._shape(),
+            position=position,
+            cos=position.new_empty(0),
+            sin=position.new_empty(0),
             feedback=self._config.feedback,
-            past=memory[groups[0]].k.shape[1] - tokens,
+            past=state[f"memory.{groups[0]}.k"].shape[1],
             carried=state[f"decoder.{next(iter(self._layers))}.k"].shape[1],
             reach=self._config.memory_len,
-            groups=[position.index(group) for group in groups],
-            masks=[_masks(segment, j, (tokens, self._config.d_model)) for j in self._layers],
+            groups=[here.index(group) for group in groups],
+            masks=[],
             alpha=self._config.alpha,
             seam=self._seam,
         )
-        fed = None
-        if self._merge is not None and of_merge is not None:
-            fed = self._merge.inputs(e, state, of_merge)
-        memories = [Memory(k.transpose(1, 2), v.transpose(1, 2)) for k, v in memory.values()]
-        slots = self._config.window - 1
-        windows = [_window(state, j, slots) for j in self._layers]
-        return plan, Operands(e, fed, memories, windows, weights)
 
     def carried(self, plan: Plan, windows: Sequence[Tensor]) -> State:
         """The windows that a segment leaves behind, by layer, as state."""

@@ -155,12 +155,17 @@ class RecurrentLoopedTransformer(nn.Module):
     def nll(self, output: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), [b, T], for outputs [b, T, d] and targets int64 [b, T]."""
         hidden, weight = self._head(output.flatten(0, 1))
-        return linear_nll(hidden, weight, None, targets.flatten()).view(targets.shape)
+        nll = linear_nll(hidden, weight, None, self._own(targets.flatten()), self.seam)
+        return nll.view(targets.shape)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The sum of `nll` for outputs [n, d] and targets int64 [n]; backward can run only once."""
         hidden, weight = self._head(output)
-        return linear_cross_entropy(hidden, weight, None, targets)
+        return linear_cross_entropy(hidden, weight, None, self._own(targets), self.seam)
+
+    def _own(self, targets: Tensor) -> Tensor:
+        """Targets numbered from the first row of the vocabulary that is here."""
+        return targets - self.seam.own(self.vocabulary).start
 
     def _head(self, output: Tensor) -> tuple[Tensor, Tensor]:
         """The normed outputs and the weight [V, d]: the embedding's where they are tied."""

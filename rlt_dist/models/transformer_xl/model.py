@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
+from rlt_dist.models.present import present
 from rlt_dist.models.state import State, counters
 from rlt_dist.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from rlt_dist.models.transformer_xl.frozen import Derived, Guard
@@ -23,7 +24,7 @@ from rlt_dist.ops.relative import sinusoids
 class TransformerXL(nn.Module):
     """Transformer-XL; parameters carry the names of the authors' checkpoints, tied ones once.
 
-    The pieces, in order: `embed` (`word_emb`), `run_layers`, and the head: `finish` and `loss` or
+    The pieces, in order: `embedded` (`word_emb`), `run_layers`, and the head: `finish`, `loss` or
     `nll` (`crit`, with the embedding's tables). `r_w_bias` and `r_r_bias` are the u and v of the
     paper, which all layers share. A stage of a pipeline is a model from which others' layers are
     deleted, and `word_emb` and `crit` (set to None) where no piece reads them; it calls `begin` and
@@ -51,11 +52,11 @@ class TransformerXL(nn.Module):
         self.config, self.vocabulary = config, vocabulary
         self.recompute_layers = recompute_layers
         clusters = Clusters(config.cutoffs, vocabulary)
-        self.word_emb = AdaptiveEmbedding(config, clusters)
+        self.word_emb: AdaptiveEmbedding | None = AdaptiveEmbedding(config, clusters)
         self.layers = nn.ModuleDict({str(n): Layer(config) for n in range(config.layers)})
         self.r_w_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
         self.r_r_bias = nn.Parameter(torch.empty(config.heads, config.head_width))
-        self.crit = AdaptiveSoftmax(config, clusters)
+        self.crit: AdaptiveSoftmax | None = AdaptiveSoftmax(config, clusters)
 
     def forward(
         self, tokens: Tensor, document_start: Tensor, state: State, noise: Noise | None = None
@@ -88,7 +89,7 @@ class TransformerXL(nn.Module):
     ) -> tuple[Tensor, State]:
         """`forward`, with what is known of weights that stand still."""
         segment, counts = self.begin(document_start, state, noise, derived)
-        x, memories = self.run_layers(self.embed(tokens, segment), segment, state)
+        x, memories = self.run_layers(self.embedded(tokens, segment), segment, state)
         return self.finish(x, segment), counts | memories
 
     def begin(
@@ -125,9 +126,9 @@ class TransformerXL(nn.Module):
         )
         return segment, {"position": after, "tokens": state["tokens"] + length}
 
-    def embed(self, tokens: Tensor, segment: Segment) -> Tensor:
+    def embedded(self, tokens: Tensor, segment: Segment) -> Tensor:
         """What the first layer is given, [b, T, d], for ids int64 [b, T]."""
-        return segment.dropout(self.word_emb(tokens), "embed")
+        return segment.dropout(present(self.word_emb)(tokens), "embed")
 
     def run_layers(self, x: Tensor, segment: Segment, state: State) -> tuple[Tensor, State]:
         """x [b, T, d] through the layers that are here, and their memories after the segment."""
@@ -203,20 +204,20 @@ class TransformerXL(nn.Module):
         An adaptive softmax has no logits over all ids; its log-probabilities stand for them.
         """
         if self.config.cutoffs:
-            return self.crit.log_probabilities(output, self.word_emb)
-        return self.crit.head_logits(output, self.word_emb)
+            return present(self.crit).log_probabilities(output, present(self.word_emb))
+        return present(self.crit).head_logits(output, present(self.word_emb))
 
     def nll(self, output: Tensor, targets: Tensor) -> Tensor:
         """-log p(target), [b, T] in float32 or wider, for outputs [b, T, d], targets int64 [b, T].
 
         An adaptive softmax never forms [b, T, V].
         """
-        nll = self.crit.nll(output.flatten(0, 1), targets.flatten(), self.word_emb)
-        return nll.view(targets.shape)
+        hidden, embedding = output.flatten(0, 1), present(self.word_emb)
+        return present(self.crit).nll(hidden, targets.flatten(), embedding).view(targets.shape)
 
     def loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The sum of `nll` for outputs [n, d] and targets int64 [n]; backward can run only once."""
-        return self.crit.loss(output, targets, self.word_emb)
+        return present(self.crit).loss(output, targets, present(self.word_emb))
 
     def empty_state(self, lanes: int) -> State:
         """The state of lanes that have seen nothing, of the layers that are here."""

@@ -32,14 +32,16 @@ Rounding gives a thousandth of it; what was recomputed with other weights or inp
 """
 
 
-def steps_of_parts(cut: Cut, position: Tensor, feedback: int) -> list[int]:
-    """How many steps each part of a segment takes, on any stage.
+def steps_of_parts(cut: Cut, position: Tensor, feedback: int) -> list[list[int]]:
+    """By part of a segment, the tokens C of each of its steps, on any stage.
 
     Args:
         position, feedback: as in `Plan`.
     """
-    slices = cut.slices(len(position))
-    return [len(plan_chunks(position[tokens], feedback)) for tokens in slices]
+    return [
+        [at.count for at in plan_chunks(position[tokens], feedback).slots]
+        for tokens in cut.slices(len(position))
+    ]
 
 
 @dataclass

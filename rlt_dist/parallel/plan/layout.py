@@ -1,0 +1,84 @@
+"""Where every parameter belongs: how it is cut, who else has it, who gives it what gradient."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rlt_dist.config.model import ModelConfig, RltConfig, TransformerXLConfig
+from rlt_dist.models.build import Model, build_model
+from rlt_dist.parallel.plan.cut import Cut
+from rlt_dist.parallel.plan.placement import Placement, place
+from rlt_dist.parallel.plan.rlt import RltPlan
+from rlt_dist.parallel.plan.transformer_xl import TransformerXLPlan
+
+
+class Plan(Protocol):
+    """What a model's plan says."""
+
+    def cut(self, name: str) -> Cut | None:
+        """How a parameter is cut over the tensor axis; None: every process has the whole."""
+
+    def partial(self, name: str) -> bool:
+        """Whether an uncut parameter's gradient on one process is but a part of it."""
+
+    def state_cut(self, name: str) -> Cut | None:
+        """How a tensor of the state is cut over the tensor axis."""
+
+    def keep(self, model: Any, placement: Placement) -> None:
+        """Take away the pieces that are not on a stage."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of one parameter.
+
+    Attributes:
+        whole: shape of the whole.
+        cut: over the tensor axis; None: every process there has the whole.
+        partial: it is whole, but what one process of the tensor axis finds of its gradient is not.
+        stages: the pipeline stages that hold it, first to last.
+    """
+
+    whole: torch.Size
+    cut: Cut | None
+    partial: bool
+    stages: tuple[int, ...]
+
+
+def plan_for(config: ModelConfig, vocabulary: int) -> Plan:
+    """The plan of a model."""
+    if isinstance(config, RltConfig):
+        return RltPlan(config, vocabulary)
+    return TransformerXLPlan(config, vocabulary)
+
+
+def blueprint(config: ModelConfig, vocabulary: int, placement: Placement) -> Model:
+    """A stage's model without numbers: whole weights on the meta device."""
+    with torch.device("meta"):
+        model = build_model(config, vocabulary)
+    plan_for(config, vocabulary).keep(model, placement)
+    return model
+
+
+def layouts(config: ModelConfig, vocabulary: int, stages: int) -> dict[str, Layout]:
+    """Of all parameters of all stages, by name."""
+    plan = plan_for(config, vocabulary)
+    shapes: dict[str, torch.Size] = {}
+    holders: dict[str, list[int]] = {}
+    for placement in place(config, stages):
+        for name, parameter in blueprint(config, vocabulary, placement).named_parameters():
+            shapes[name] = parameter.shape
+            holders.setdefault(name, []).append(placement.stage)
+    return {
+        name: Layout(shape, plan.cut(name), plan.partial(name), tuple(holders[name]))
+        for name, shape in shapes.items()
+    }
+
+
+def shared_stages(config: ModelConfig, stages: int) -> list[tuple[int, ...]]:
+    """The sets of stages that share a parameter, each once, in one order for all processes."""
+    # Which they are does not depend on the vocabulary, which may not be known yet.
+    cutoffs = config.cutoffs if isinstance(config, TransformerXLConfig) else ()
+    every = layouts(config, max(cutoffs, default=0) + 1, stages).values()
+    return sorted({layout.stages for layout in every if len(layout.stages) > 1})

@@ -1,0 +1,82 @@
+"""The seam of weights that are cut over the tensor axis, on megatron-core's mappings."""
+
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlt_dist.ops.seam import WHOLE, Seam
+from rlt_dist.parallel.plan.cut import own
+from rlt_dist.util.errors import UserError
+
+Mapping = Callable[..., Tensor]
+
+
+class TensorSeam(Seam):
+    """Joins what the processes of a tensor group found."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """Raises UserError where megatron-core is not installed."""
+        self._group, self._rank, self._ranks = (
+            group,
+            dist.get_rank(group),
+            dist.get_world_size(group),
+        )
+        self._copy, self._reduce = _mappings()
+
+    def own(self, size: int) -> range:
+        return own(size, self._rank, self._ranks)
+
+    def enter(self, x: Tensor) -> Tensor:
+        entered = self._copy(x, group=self._group)
+        if entered.requires_grad:
+            # megatron-core hands back a gradient that is not contiguous as it came, not summed.
+            entered.register_hook(_contiguous)
+        return entered
+
+    def leave(self, x: Tensor) -> Tensor:
+        # It sums in place; without autograd nothing else would stop it from writing to x itself.
+        return self._reduce(
+            x.contiguous() if torch.is_grad_enabled() else x.clone(), group=self._group
+        )
+
+    def total(self, x: Tensor) -> Tensor:
+        return self._reduced(x, dist.ReduceOp.SUM)
+
+    def largest(self, x: Tensor) -> Tensor:
+        return self._reduced(x, dist.ReduceOp.MAX)
+
+    def _reduced(self, x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        reduced = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(reduced, operation, group=self._group)
+        return reduced
+
+
+def seam_of(group: dist.ProcessGroup) -> Seam:
+    """The seam of a tensor group; where that is one process, weights are whole."""
+    return WHOLE if dist.get_world_size(group) == 1 else TensorSeam(group)
+
+
+def _contiguous(gradient: Tensor) -> Tensor:
+    return gradient.contiguous()
+
+
+@lru_cache
+def _mappings() -> tuple[Mapping, Mapping]:
+    """Identity forward and sum backward; sum forward and identity backward."""
+    try:
+        with warnings.catch_warnings():
+            # It says at length that it would run faster with what only a GPU has.
+            warnings.simplefilter("ignore")
+            from megatron.core.tensor_parallel import mappings
+    except ImportError:
+        raise UserError(
+            "mesh.tensor above 1 needs megatron-core; pip install 'rlt_dist[megatron]'"
+        ) from None
+    return (
+        mappings.copy_to_tensor_model_parallel_region,
+        mappings.reduce_from_tensor_model_parallel_region,
+    )
