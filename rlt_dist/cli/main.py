@@ -15,7 +15,7 @@ from rlt_dist.cli.generate import generate
 from rlt_dist.cli.report import report
 from rlt_dist.cli.train import train
 from rlt_dist.cli.verify import verify_app
-from rlt_dist.util.errors import UserError, disk_trouble
+from rlt_dist.util.errors import disk_trouble, one_line, show_error
 
 # Read when torch is first imported, which commands do later. Idle OpenMP threads spin by default:
 # where anything else runs on the machine, that made a step up to 50 times slower.
@@ -45,20 +45,11 @@ def main() -> None:
     threading.excepthook = _leave_disk_trouble_to_main
     try:
         app()
-    except UserError as error:
-        if not error.shared or os.environ.get("RANK", "0") == "0":
-            _show(str(error))
-        sys.exit(2)
-    except OSError as error:
-        message = disk_trouble(error)
+    except Exception as error:
+        message = one_line(error)
         if message is None:
             raise
-        _show(message)
-        sys.exit(2)
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        _show("this does not fit into memory; take a smaller model, segment or micro_batch")
+        show_error(message)
         sys.exit(2)
 
 
@@ -69,8 +60,3 @@ def _leave_disk_trouble_to_main(args: threading.ExceptHookArgs) -> None:
     """
     if not (isinstance(args.exc_value, OSError) and disk_trouble(args.exc_value)):
         threading.__excepthook__(args)
-
-
-def _show(message: str) -> None:
-    for line in message.splitlines():
-        print(f"rlt-dist: error: {line}", file=sys.stderr)

@@ -89,13 +89,12 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
     devices = DeviceMesh.from_group(
         [groups[name] for name in NAMES], world.device.type, ranks, mesh_dim_names=NAMES
     )
-    try:
-        yield Mesh(world, axes, place, devices, groups)
-    finally:
-        devices._pg_registry.clear()
-        for group in set(groups.values()) - {world.group}:
-            dist.destroy_process_group(group)
-        groups.clear()
+    yield Mesh(world, axes, place, devices, groups)
+    # Not after an error: letting a group go waits for what was begun and may never be completed.
+    devices._pg_registry.clear()
+    for group in set(groups.values()) - {world.group}:
+        dist.destroy_process_group(group)
+    groups.clear()
 
 
 def _make_groups(world: World, members: dict[Group, Tensor]) -> dict[Group, dist.ProcessGroup]:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from rlt_dist.mesh.watch import watched
 from rlt_dist.util.errors import UserError
 
 TIMEOUT = timedelta(minutes=5)
@@ -52,6 +53,7 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     """Join the processes that a launcher such as torchrun started; alone, be a world of one.
 
     The processes of one machine share its cores, unless OMP_NUM_THREADS says how many each takes.
+    Several processes end together: an error on one of them ends all (`watch.watched`).
 
     Raises:
         UserError: the launcher's variables are incomplete.
@@ -60,16 +62,31 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     device = _device(local_rank)
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    store = dist.HashStore() if size == 1 else None
+    store, watch = _meet(rank, size)
+    groups: list[dist.ProcessGroup] = []
+    try:
+        with watch:
+            groups.append(_make_group(store, rank, size, device))
+            yield World(rank, size, device, groups)
+    finally:
+        if groups:
+            groups.clear()
+            dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int) -> tuple[dist.Store, AbstractContextManager[None]]:
+    """A store that all processes reach, and what watches that none of them fails unseen."""
+    if size == 1:
+        return dist.HashStore(), nullcontext()
+    store, *_ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
+    return store, watched(store, rank, size)
+
+
+def _make_group(store: dist.Store, rank: int, size: int, device: torch.device) -> dist.ProcessGroup:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     assert dist.group.WORLD is not None
-    groups = [dist.group.WORLD]
-    try:
-        yield World(rank, size, device, groups)
-    finally:
-        groups.clear()
-        dist.destroy_process_group()
+    return dist.group.WORLD
 
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:

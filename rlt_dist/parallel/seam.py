@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.parallel.plan.cut import own
 from rlt_dist.util.errors import UserError
 
-Mapping = Callable[..., Tensor]
+Joint = Callable[..., Tensor]
 
 
 class TensorSeam(Seam):
@@ -31,7 +32,7 @@ class TensorSeam(Seam):
         return own(size, self._rank, self._ranks)
 
     def enter(self, x: Tensor) -> Tensor:
-        entered = self._copy(x, group=self._group)
+        entered = self._copy(x, group=self._mesh.tensor)
         if entered.requires_grad:
             # megatron-core hands back a gradient that is not contiguous as it came, not summed.
             entered.register_hook(_contiguous)
@@ -40,7 +41,7 @@ class TensorSeam(Seam):
     def leave(self, x: Tensor) -> Tensor:
         # It sums in place; without autograd nothing else would stop it from writing to x itself.
         return self._reduce(
-            x.contiguous() if torch.is_grad_enabled() else x.clone(), group=self._group
+            x.contiguous() if torch.is_grad_enabled() else x.clone(), group=self._mesh.tensor
         )
 
     def total(self, x: Tensor) -> Tensor:
@@ -51,13 +52,13 @@ class TensorSeam(Seam):
 
     def _reduced(self, x: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
         reduced = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(reduced, operation, group=self._group)
+        dist.all_reduce(reduced, operation, group=self._mesh.tensor)
         return reduced
 
 
-def seam_of(group: dist.ProcessGroup) -> Seam:
-    """The seam of a tensor group; where that is one process, weights are whole."""
-    return WHOLE if dist.get_world_size(group) == 1 else TensorSeam(group)
+def seam_of(mesh: Mesh) -> Seam:
+    """The seam of a mesh; where its tensor axis is one process, weights are whole."""
+    return WHOLE if mesh.axes.tensor == 1 else TensorSeam(mesh)
 
 
 def _contiguous(gradient: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def _contiguous(gradient: Tensor) -> Tensor:
 
 
 @lru_cache
-def _mappings() -> tuple[Mapping, Mapping]:
+def _mappings() -> tuple[Joint, Joint]:
     """Identity forward and sum backward; sum forward and identity backward."""
     try:
         with warnings.catch_warnings():

@@ -200,7 +200,7 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
 
 
 def _new_model(config: RunConfig, corpus: CorpusIndex, mesh: Mesh) -> LocalModel:
-    seam, how = seam_of(mesh.tensor), recurrence(config)
+    seam, how = seam_of(mesh), recurrence(config)
     how.prepare(mesh.world.device.type, seam)
     local = build_local(
         config.bounded_model,

@@ -1,6 +1,7 @@
 """The error that a person can act on."""
 
 import errno
+import sys
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
@@ -15,7 +16,7 @@ class UserError(Exception):
     """
 
     shared: bool = False
-    """Raised alike on every process of a run, so one of them shows it for all."""
+    """Raised alike on every process of a run, so it is no single rank's."""
 
 
 def disk_trouble(error: OSError) -> str | None:
@@ -25,3 +26,20 @@ def disk_trouble(error: OSError) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     advice = "make room" if error.errno in _FULL else "check who may read and write there"
     return f"{where}{error.strerror}; {advice}"
+
+
+def one_line(error: BaseException) -> str | None:
+    """What a person is told of an error that a person can act on; None for a defect."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return disk_trouble(error)
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+        return "this does not fit into memory; take a smaller model, segment or micro_batch"
+    return None
+
+
+def show_error(message: str) -> None:
+    """Print a message to standard error the way all commands do."""
+    for line in message.splitlines():
+        print(f"rlt-dist: error: {line}", file=sys.stderr)

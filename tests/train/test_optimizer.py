@@ -56,13 +56,13 @@ def test_it_is_torchs_adamw_with_matrices_decayed_and_vectors_not() -> None:
         {"params": kinds[True], "weight_decay": 0.3},
         {"params": kinds[False], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-7)
+    twin = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-7)
     for step in range(1, 6):
         updated(mine, optimizer, step)
         fill_gradients(reference, step)
-        for group in adamw.param_groups:
+        for group in twin.param_groups:
             group["lr"] = 0.01 * step
-        adamw.step()
+        twin.step()
     assert same(mine, reference)
 
 
@@ -84,7 +84,7 @@ def test_the_norm_is_that_of_all_gradients_as_one_vector() -> None:
     model = small_model()
     fill_gradients(model, 1)
     everything = torch.cat([p.grad.flatten() for p in model.parameters()])
-    found = adamw(model, OptimizerConfig(**FREE)).gradient_square(lambda _: True).sqrt()
+    found = adamw(model, OptimizerConfig(**FREE)).gradient_square(every).sqrt()
     assert float(found) == pytest.approx(float(everything.norm()), rel=1e-14)
 
 
@@ -92,7 +92,7 @@ def test_a_norm_of_float32_gradients_does_not_overflow() -> None:
     model = small_model().float()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e30)
-    norm = float(adamw(model, OptimizerConfig(**FREE)).gradient_square(lambda _: True).sqrt())
+    norm = float(adamw(model, OptimizerConfig(**FREE)).gradient_square(every).sqrt())
     count = sum(p.numel() for p in model.parameters())
     assert norm == pytest.approx(1e30 * math.sqrt(count), rel=1e-6)
 

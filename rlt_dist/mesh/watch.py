@@ -1,0 +1,212 @@
+"""No rank waits for ever for another: when one fails, all end, and one error is shown.
+
+Ranks share a board in the store of their process group. A rank that fails with an error of its own
+writes it there, if it is the first, and shows it. A thread of every rank looks there and ends its
+process, even one that is stuck in a collective. A lost connection is mostly the consequence of
+another rank's failure, so its error waits for that rank's word. Each rank also listens for signs of
+life of the next one, so that one killed without a word is missed while all others compute.
+
+A process that fails ends at once, by `os._exit`: leaving Python in the ordinary way would wait for
+collectives that nobody completes any more.
+"""
+
+import os
+import re
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from rlt_dist.util.errors import UserError, one_line, show_error
+
+_PERIOD = 1.0
+"""Seconds between a rank's looks at the board, and between its signs of life."""
+_SILENCE = 20.0
+"""Seconds without a sign of life after which a rank counts as lost."""
+_GRACE = 2.0
+"""Seconds that an error which may be a consequence waits for its cause."""
+_LEAVE = 5.0
+"""Seconds that ranks wait for each other's last word when all end."""
+
+_LOST = re.compile(
+    "connection closed by peer|connection reset by peer|broken pipe|timed out waiting|"
+    "wait timeout|failed to recv|remote process exited",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and the store say of a peer that is gone."""
+
+_PREFIX = "rlt-dist"
+_FIRST, _TOLD, _DONE, _ALL_DONE, _LEFT = "first", "told", "done", "all done", "left"
+
+
+@contextmanager
+def watched(store: dist.Store, rank: int, size: int) -> Iterator[None]:
+    """Work together: either all ranks come to the end of it, or all processes end.
+
+    Leaving it waits for all other ranks. An error that arises inside is not raised further: it is
+    shown, with its rank, unless another rank's came first, and the process ends with status 2 for a
+    person's mistake and 1 for everything else.
+
+    Args:
+        store: reached by all ranks; rank 0's process may be the one that serves it.
+    """
+    watch = _Watch(store, rank, size)
+    try:
+        yield
+        watch.finish()
+    except BaseException as error:
+        watch.fail(error)
+
+
+def first_failure(store: dist.Store) -> str | None:
+    """What the first rank that failed said, with its rank; None if nobody wrote."""
+    board = dist.PrefixStore(_PREFIX, store)
+    if not board.check([_FIRST]):
+        return None
+    return board.get(_FIRST).decode().partition(" ")[2]
+
+
+class _Watch:
+    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        # The store serves one request of a connection at a time, and waits are requests.
+        self._board, of_thread = _board(store), _board(store)
+        self._ending = threading.Lock()
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(of_thread,), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until all ranks have done their work. From then on nobody's end is a failure."""
+        if self._board.add(_DONE, 1) == self._size:
+            self._board.set(_ALL_DONE, "")
+        self._board.wait([_ALL_DONE])
+        self._finished.set()
+        self._thread.join()
+        self._leave(self._board)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """End the process for an error, which is shown if it is the first of all ranks."""
+        lost, message, prefix = _lost_contact(error), _one_line(error), f"rank {self._rank}: "
+        if lost is not None:
+            self._end(self._board, self._lost("another rank", lost), grace=_GRACE)
+        if message is None:
+            trace = textwrap.indent("".join(traceback.format_exception(error)), prefix)
+            self._end(self._board, trace.splitlines()[-1], trace)
+        if isinstance(error, UserError) and error.shared:
+            prefix = ""
+        self._end(self._board, prefix + message, status=2)
+
+    def _look(self, board: dist.Store) -> None:
+        """The thread: look at the board and at the next rank until the work is finished."""
+        following = (self._rank + 1) % self._size
+        beats, changed = 0, time.monotonic()
+        while not self._finished.wait(_PERIOD):
+            try:
+                board.add(f"beat {self._rank}", 1)
+                if board.check([_TOLD]):
+                    self._end(board)
+                heard = board.add(f"beat {following}", 0)
+            except RuntimeError:
+                self._end(board, self._lost("rank 0", "the store that it serves is gone"))
+            if heard != beats or not heard:
+                beats, changed = heard, time.monotonic()
+            elif time.monotonic() - changed > _SILENCE:
+                silence = f"no sign of life for {_SILENCE:.0f} s"
+                self._end(board, self._lost(f"rank {following}", silence))
+
+    def _lost(self, whom: str, why: str) -> str:
+        return (
+            f"rank {self._rank}: lost contact with {whom} ({why}); it was probably killed: "
+            "see its log or the system's out-of-memory messages"
+        )
+
+    def _end(
+        self,
+        board: dist.Store,
+        text: str | None = None,
+        trace: str = "",
+        status: int = 1,
+        grace: float = 0.0,
+    ) -> NoReturn:
+        """End the process. A text, or the trace that it sums up, is shown if it is the first.
+
+        It is shown before the others are told, since whoever started the ranks ends those that are
+        left as soon as one of them ends.
+        """
+        self._ending.acquire()  # For good: one of the two threads does it.
+        try:
+            if text is not None:
+                _wait_until(lambda: board.check([_FIRST]), grace)
+                if self._is_first(board, text):
+                    _show(text, trace)
+                    board.set(_TOLD, "")
+            _wait_until(lambda: board.check([_TOLD]), _LEAVE)
+            self._leave(board)
+        except RuntimeError:
+            # The store is gone, and with it rank 0, so nobody says who was first.
+            if text is not None and self._rank == 1:
+                _show(text, trace)
+        _exit(status)
+
+    def _is_first(self, board: dist.Store, text: str) -> bool:
+        mine = f"{self._rank} {text}"
+        return board.compare_set(_FIRST, "", mine).decode() == mine
+
+    def _leave(self, board: dist.Store) -> None:
+        """The last use of the store: rank 0, which may serve it, waits for all others."""
+        if self._rank:
+            board.add(_LEFT, 1)
+        else:
+            _wait_until(lambda: board.add(_LEFT, 0) == self._size - 1, _LEAVE)
+
+
+def _board(store: dist.Store) -> dist.Store:
+    """The board through a connection of its own."""
+    return dist.PrefixStore(_PREFIX, store.clone())  # type: ignore[attr-defined]
+
+
+def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _lost_contact(error: BaseException) -> str | None:
+    """What an error says of a lost connection; None if it is of another kind."""
+    if isinstance(error, UserError | OSError | SystemExit | KeyboardInterrupt):
+        return None
+    said = _LOST.search(str(error))
+    if said:
+        return said.group().lower()
+    return str(error).partition("\n")[0] if isinstance(error, dist.DistError) else None
+
+
+def _one_line(error: BaseException) -> str | None:
+    if isinstance(error, SystemExit):
+        return f"ended with exit status {error.code or 0} while others were at work"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else one_line(error)
+
+
+def _show(text: str, trace: str) -> None:
+    if trace:
+        sys.stderr.write(trace)
+    else:
+        show_error(text)
+    sys.stderr.flush()
+
+
+def _exit(status: int) -> NoReturn:
+    if sys.stderr.isatty():
+        sys.stderr.write("\x1b[?25h")  # A progress bar hides the cursor.
+    # Another thread may hold a stream and never let it go.
+    flush = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flush.start()
+    flush.join(1.0)
+    os._exit(status)
