@@ -19,13 +19,9 @@ Joint = Callable[..., Tensor]
 class TensorSeam(Seam):
     """Joins what the processes of a tensor group found."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         """Raises UserError where megatron-core is not installed."""
-        self._group, self._rank, self._ranks = (
-            group,
-            dist.get_rank(group),
-            dist.get_world_size(group),
-        )
+        self._mesh, self._rank, self._ranks = mesh, mesh.place.tensor, mesh.axes.tensor
         self._copy, self._reduce = _mappings()
 
     def own(self, size: int) -> range:

@@ -44,7 +44,7 @@ def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
     if choice != "auto":
         return Cut(choice, keep=choice >= tokens)
     bytes_of = torch.tensor((*bytes_of_token(plan, operands), bytes_of_border(operands)))
-    forward, backward, border = plan.seam.largest(bytes_of.to(operands.e.device)).tolist()
+    forward, backward, border = plan.seam.largest(bytes_of.to(plan.position.device)).tolist()
     if tokens * forward + min(tokens, short) * backward <= budget:
         return Cut(short, keep=True)
     return _longest(tokens, forward + backward, border, budget)
