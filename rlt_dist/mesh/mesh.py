@@ -73,23 +73,20 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
         axes: of as many ranks as the world has.
         shared: the sets of stages that hold a parameter together, alike on all ranks.
     """
-    place = axes.place(world.rank)
     ranks = torch.arange(axes.size).view(axes.data, axes.pipeline, axes.tensor)
-    replica = ranks[place.data]
     members: dict[Group, Tensor] = {
-        "data": ranks[:, place.stage, place.tensor],
-        "pipeline": replica[:, place.tensor],
-        "tensor": replica[place.stage],
-        "replica": replica,
+        "data": ranks.permute(1, 2, 0).flatten(0, 1),
+        "pipeline": ranks.transpose(1, 2).flatten(0, 1),
+        "tensor": ranks.flatten(0, 1),
+        "replica": ranks.flatten(1),
     }
     for stages in sorted({tuple(sorted(stages)) for stages in shared}):
-        if place.stage in stages:
-            members[stages] = replica[list(stages), place.tensor]
+        members[stages] = ranks[:, list(stages)].transpose(1, 2).flatten(0, 1)
     groups = _make_groups(world, members)
     devices = DeviceMesh.from_group(
         [groups[name] for name in NAMES], world.device.type, ranks, mesh_dim_names=NAMES
     )
-    yield Mesh(world, axes, place, devices, groups)
+    yield Mesh(world, axes, axes.place(world.rank), devices, groups)
     # Not after an error: letting a group go waits for what was begun and may never be completed.
     devices._pg_registry.clear()
     for group in set(groups.values()) - {world.group}:
@@ -98,16 +95,17 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
 
 
 def _make_groups(world: World, members: dict[Group, Tensor]) -> dict[Group, dist.ProcessGroup]:
-    """This process's groups; of the same ranks there is one.
+    """This process's groups, given all groups' ranks [groups, members]; of the same there is one.
 
-    All processes make theirs in the same order, and those of one kind do not overlap, so making
-    each among its members alone cannot deadlock.
+    All processes go through all groups in one order. Were each made among its members alone, torch
+    would name it by its ranks, and a second mesh would meet at what the first left in the store.
     """
     made = {tuple(range(world.size)): world.group}
     groups = {}
-    for name, ranks in members.items():
-        key = tuple(ranks.flatten().tolist())
-        if key not in made:
-            made[key] = dist.new_group(list(key), timeout=TIMEOUT, use_local_synchronization=True)
-        groups[name] = made[key]
+    for name, of_all in members.items():
+        for ranks in map(tuple, of_all.tolist()):
+            if ranks not in made:
+                made[ranks] = dist.new_group(list(ranks), timeout=TIMEOUT)
+            if world.rank in ranks:
+                groups[name] = made[ranks]
     return groups
