@@ -102,7 +102,7 @@ class _MicroBatch:
                 self._add(self._decode(p, step), *self._decoder_inputs(p, step))
         end = self._decode(self._last, self._steps - 1)
         if self._feedback:
-            self._add(Task(0, Work(Kind.CARRY, self._micro, self._steps)), Need(end, Value.S))
+            self._add(self._carry(), Need(end, Value.S))
         self._add(self._whole(Kind.HEAD, self._last), Need(end))
 
     def backward(self) -> None:
@@ -169,6 +169,8 @@ class _MicroBatch:
     def _decoder_gradients(self, p: int, step: int) -> list[Need]:
         ended = step == self._steps - 1
         needs = [] if ended else [Need(self._decode_backward(p, step + 1))]
+        if ended and p == 0 and self._feedback:  # it reads what backward lets go
+            needs.append(Need(self._carry()))
         if p < self._last:
             needs.append(Need(self._decode_backward(p + 1, step), Value.DU))
         elif ended:
@@ -190,6 +192,9 @@ class _MicroBatch:
 
     def _part(self, kind: Kind, p: int, first: int, count: int) -> Task:
         return Task(p, Work(kind, self._micro, first, count))
+
+    def _carry(self) -> Task:
+        return Task(0, Work(Kind.CARRY, self._micro, self._steps))
 
     def _decode(self, p: int, step: int) -> Task:
         return Task(p, Work(Kind.DECODE, self._micro, step))
