@@ -20,6 +20,8 @@ from rlt_dist.util.errors import disk_trouble, one_line, show_error
 # Read when torch is first imported, which commands do later. Idle OpenMP threads spin by default:
 # where anything else runs on the machine, that made a step up to 50 times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# When a rank fails, the one error is not to drown in the others' stack traces of lost connections.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 app = typer.Typer(
     name="rlt-dist",

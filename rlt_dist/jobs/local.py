@@ -1,49 +1,97 @@
 """All ranks of a run on this machine, without another launcher."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 
 from rlt_dist.mesh.watch import first_failure
-from rlt_dist.mesh.world import TIMEOUT
+from rlt_dist.mesh.world import SERVED, TIMEOUT
 from rlt_dist.util.errors import UserError
 
+_HERE = "127.0.0.1"
 _PATIENCE = 5.0
 """Seconds between the signal that asks a rank to end and the one that ends it."""
 
+Processes = list[subprocess.Popen[bytes]]
+
 
 def run_ranks(size: int, arguments: Sequence[str], output: Path) -> None:
-    """Run a Python program as ranks 0 .. size - 1 and wait for their end.
+    """Run a Python program as ranks 0 to size - 1 and wait until all have ended.
 
-    The ranks find each other as under torchrun, through a store which this process serves. Each
-    computes on one thread, unless OMP_NUM_THREADS says how many. When one fails, and on Ctrl-C, all
-    are ended.
+    The ranks meet as under torchrun, at a store that this process serves. Each computes on one
+    thread unless OMP_NUM_THREADS says otherwise. When one fails the others are ended, and on Ctrl-C
+    all are.
 
     Args:
-        arguments: of the interpreter, such as ["-m", "rlt_dist", "train", "run.yaml"].
-        output: file for what all of them print.
+        arguments: the interpreter's, such as ["-m", "rlt_dist", "train", "run.yaml"].
+        output: a file for what all of them print.
 
     Raises:
         UserError: a rank failed; the first error, with its rank.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-    with output.open("wb") as file, _all_ended_at_last() as processes:
+    # Port 0 is a free one, taken from the moment it is known.
+    store = dist.TCPStore(_HERE, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    with output.open("wb") as file, _ended_at_last() as ranks:
         for rank in range(size):
-            processes.append(
+            environment = _environment(rank, size, store.port)
+            command = [sys.executable, *arguments]
+            ranks.append(
                 subprocess.Popen(
-                    [sys.executable, *arguments],
-                    env=_environment(rank, size, store.port),
+                    command,
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
                 )
             )
-        while any(process.poll() is None for process in processes):
-            ...
+        failed = _first_to_fail(ranks)
+    if failed is not None:
+        told = first_failure(store) or f"rank {failed}: {_status(ranks[failed].returncode)}"
+        raise UserError(f"{told} (what all {size} ranks printed is in {output})")
+
+
+def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+    own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    meeting = {"MASTER_ADDR": _HERE, "MASTER_PORT": port, SERVED: True}
+    return {"OMP_NUM_THREADS": "1"} | os.environ | {k: str(v) for k, v in (own | meeting).items()}
+
+
+def _first_to_fail(ranks: Processes) -> int | None:
+    """Wait until a rank fails or all have ended well."""
+    while True:
+        statuses = [process.poll() for process in ranks]
+        for rank, status in enumerate(statuses):
+            if status:
+                return rank
+        if all(status == 0 for status in statuses):
+            return None
+        time.sleep(0.05)
+
+
+def _status(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+@contextmanager
+def _ended_at_last() -> Iterator[Processes]:
+    """Processes to be added to a list; whatever happens, none outlives the block."""
+    ranks: Processes = []
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.terminate()
+        until = time.monotonic() + _PATIENCE
+        for process in ranks:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

@@ -31,7 +31,7 @@ _SILENCE = 20.0
 """Seconds without a sign of life after which a rank counts as lost."""
 _GRACE = 2.0
 """Seconds that an error which may be a consequence waits for its cause."""
-_LEAVE = 5.0
+_LEAVE = 3.0
 """Seconds that ranks wait for each other's last word when all end."""
 
 _LOST = re.compile(
@@ -46,7 +46,7 @@ _FIRST, _TOLD, _DONE, _ALL_DONE, _LEFT = "first", "told", "done", "all done", "l
 
 
 @contextmanager
-def watched(store: dist.Store, rank: int, size: int) -> Iterator[None]:
+def watched(store: dist.Store, rank: int, size: int, serves: bool) -> Iterator[None]:
     """Work together: either all ranks come to the end of it, or all processes end.
 
     Leaving it waits for all other ranks. An error that arises inside is not raised further: it is
@@ -54,9 +54,10 @@ def watched(store: dist.Store, rank: int, size: int) -> Iterator[None]:
     person's mistake and 1 for everything else.
 
     Args:
-        store: reached by all ranks; rank 0's process may be the one that serves it.
+        store: reached by all ranks.
+        serves: the store ends with this process, which is therefore the last to end.
     """
-    watch = _Watch(store, rank, size)
+    watch = _Watch(store, rank, size, serves)
     try:
         yield
         watch.finish()
@@ -73,12 +74,13 @@ def first_failure(store: dist.Store) -> str | None:
 
 
 class _Watch:
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
+    def __init__(self, store: dist.Store, rank: int, size: int, serves: bool) -> None:
+        self._rank, self._size, self._serves = rank, size, serves
         # The store serves one request of a connection at a time, and waits are requests.
         self._board, of_thread = _board(store), _board(store)
         self._ending = threading.Lock()
         self._finished = threading.Event()
+        self._board.add(f"beat {rank}", 1)
         self._thread = threading.Thread(target=self._look, args=(of_thread,), daemon=True)
         self._thread.start()
 
@@ -144,10 +146,13 @@ class _Watch:
         try:
             if text is not None:
                 _wait_until(lambda: board.check([_FIRST]), grace)
-                if self._is_first(board, text):
-                    _show(text, trace)
-                    board.set(_TOLD, "")
-            _wait_until(lambda: board.check([_TOLD]), _LEAVE)
+            if text is not None and self._is_first(board, text):
+                _show(text, trace)
+                board.set(_TOLD, "")
+            else:
+                _wait_until(lambda: board.check([_TOLD]), _LEAVE)
+                # The first to fail is the first to end: launchers name the one that did.
+                time.sleep(_PERIOD / 2)
             self._leave(board)
         except RuntimeError:
             # The store is gone, and with it rank 0, so nobody says who was first.
@@ -160,11 +165,10 @@ class _Watch:
         return board.compare_set(_FIRST, "", mine).decode() == mine
 
     def _leave(self, board: dist.Store) -> None:
-        """The last use of the store: rank 0, which may serve it, waits for all others."""
-        if self._rank:
-            board.add(_LEFT, 1)
-        else:
-            _wait_until(lambda: board.add(_LEFT, 0) == self._size - 1, _LEAVE)
+        """Use the store for the last time."""
+        board.add(_LEFT, 1)
+        if self._serves:
+            _wait_until(lambda: board.add(_LEFT, 0) == self._size, _LEAVE)
 
 
 def _board(store: dist.Store) -> dist.Store:

@@ -1,7 +1,7 @@
 """The processes of a run, as one object that is passed to whoever needs it."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,9 @@ from rlt_dist.util.errors import UserError
 
 TIMEOUT = timedelta(minutes=5)
 """How long a collective waits for a rank that does not come before it fails."""
+
+SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set where the launcher serves the processes' store; otherwise rank 0 does."""
 
 _LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -30,17 +33,27 @@ class World:
     rank: int
     size: int
     device: torch.device
-    _groups: list[dist.ProcessGroup]
+    _groups: dict[tuple[int, ...], dist.ProcessGroup]
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of all processes, as long as the world is open.
+        """The group of all processes."""
+        return self._groups[tuple(range(self.size))]
 
-        Groups hold threads, and one that is left when Python ends may still be letting go of a
-        tensor, and aborts a run that had succeeded (torch 2.13, gloo). So only worlds and meshes,
-        which forget theirs when they are closed, keep groups; everything else keeps a mesh.
+    def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """The group of these processes, this one among them; made when first asked for.
+
+        All its members ask at the same point of the program. It lasts as long as the world. Keep
+        the ranks, or the world, and not the group: groups hold threads, and one that is left when
+        Python ends may still be letting go of a tensor, and aborts a run that had succeeded (torch
+        2.13, gloo).
         """
-        return self._groups[0]
+        key = tuple(ranks)
+        if key not in self._groups:
+            self._groups[key] = dist.new_group(
+                list(key), timeout=TIMEOUT, use_local_synchronization=True
+            )
+        return self._groups[key]
 
     @property
     def leads(self) -> bool:
@@ -62,11 +75,11 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     device = _device(local_rank)
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    store, watch = _meet(rank, size)
-    groups: list[dist.ProcessGroup] = []
+    store, watch = _meet(rank, size, serves=rank == 0 and not environment.get(SERVED))
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     try:
         with watch:
-            groups.append(_make_group(store, rank, size, device))
+            groups[tuple(range(size))] = _group_of_all(store, rank, size, device)
             yield World(rank, size, device, groups)
     finally:
         if groups:
@@ -74,15 +87,17 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int) -> tuple[dist.Store, AbstractContextManager[None]]:
+def _meet(rank: int, size: int, serves: bool) -> tuple[dist.Store, AbstractContextManager[None]]:
     """A store that all processes reach, and what watches that none of them fails unseen."""
     if size == 1:
         return dist.HashStore(), nullcontext()
     store, *_ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
-    return store, watched(store, rank, size)
+    return store, watched(store, rank, size, serves)
 
 
-def _make_group(store: dist.Store, rank: int, size: int, device: torch.device) -> dist.ProcessGroup:
+def _group_of_all(
+    store: dist.Store, rank: int, size: int, device: torch.device
+) -> dist.ProcessGroup:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     assert dist.group.WORLD is not None

@@ -115,7 +115,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     corpus = together(world, lambda: load_corpus(config.data.path))
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
-    model = together(world, lambda: _new_model(config, corpus, mesh))
+    model = together(world, lambda: new_model(config, corpus.vocabulary, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
         on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
@@ -199,12 +199,17 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
     return newest
 
 
-def _new_model(config: RunConfig, corpus: CorpusIndex, mesh: Mesh) -> LocalModel:
+def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
+    """This process's part of the model, with the run's choices and initial values.
+
+    Raises:
+        UserError: an implementation that was asked for cannot be had.
+    """
     seam, how = seam_of(mesh), recurrence(config)
     how.prepare(mesh.world.device.type, seam)
     local = build_local(
         config.bounded_model,
-        corpus.vocabulary,
+        vocabulary,
         config.train.seed,
         mesh.axes,
         mesh.place,

@@ -100,6 +100,15 @@ def on_four(once: Callable[..., Path], configure: Callable[..., Any], on_two: Pa
         cases = training_cases(4, folder, configure)
         configure(folder / "undropped", "rlt1", "model.dropout=0.0", "train.steps=2")
         cases.append(case(folder, "undropped"))
+        cases += [
+            {
+                "name": axes,
+                "kind": "mesh",
+                "axes": axes,
+                "shared": [[0, 1]] if axes[2] == "2" else [],
+            }
+            for axes in ("1x2x2", "2x2x1", "2x1x2")
+        ]
         launch(4, [*cases, *resumed_cases(on_two, folder, configure)], folder)
 
     return once("four-processes", make)

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
-from rlt_dist.mesh.collectives import on_leader, together
+from rlt_dist.mesh.axes import parse_axes
+from rlt_dist.mesh.collectives import all_sum, on_leader, together
+from rlt_dist.mesh.mesh import open_mesh
 from rlt_dist.mesh.world import World, open_world
 from rlt_dist.parallel.mesh import mesh_of
 from rlt_dist.train.loop import run_training
@@ -191,6 +193,24 @@ def errors_case(_: dict[str, Any], world: World) -> dict[str, Any]:
     return {"seen": whole(world, seen)}
 
 
+def mesh_case(case: dict[str, Any], world: World) -> dict[str, Any]:
+    """The ranks of each of this process's groups, and where torch's mesh puts it."""
+    with open_mesh(world, parse_axes(case["axes"]), case["shared"]) as mesh:
+        groups = {name: getattr(mesh, name) for name in ("data", "pipeline", "tensor", "replica")}
+        groups |= {
+            str(stages): mesh.holders(stages)
+            for stages in case["shared"]
+            if mesh.place.stage in stages
+        }
+        found = {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
+        sums = {
+            name: all_sum(torch.tensor(2**world.rank), group).item()
+            for name, group in groups.items()
+        }
+        place = mesh.devices.get_coordinate()
+    return {"groups": whole(world, found), "sums": whole(world, sums), "at": whole(world, place)}
+
+
 def told(action: Callable[[], object]) -> object:
     try:
         return action()
@@ -204,7 +224,7 @@ def gloo_threads() -> list[str]:
     return [name for name in names if "gloo" in name]
 
 
-KINDS = {"train": train_case, "errors": errors_case}
+KINDS = {"train": train_case, "errors": errors_case, "mesh": mesh_case}
 
 
 def main(cases: Path, results: Path) -> None:

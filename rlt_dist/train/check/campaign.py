@@ -1,0 +1,121 @@
+"""Configurations x meshes x variants, run as ranks on this machine and held to one process."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from rlt_dist.config.load import load_typed
+from rlt_dist.config.run import RunConfig
+from rlt_dist.jobs.local import run_ranks
+from rlt_dist.mesh.axes import Axes
+from rlt_dist.train.check.case import CASES, Case, Deviation, deviation_of
+
+TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
+"""Largest relative error; in float32 of losses and gradient norms alone, since the optimizer's
+division makes an error of rounding as large as it likes where a gradient is small."""
+
+# What the reference is computed with, whatever its configuration says: one piece, nothing again.
+_PLAIN = (
+    "mesh.data=1",
+    "mesh.pipeline=1",
+    "mesh.tensor=1",
+    "train.micro_batch=null",
+    "recompute.decoder_chunk=none",
+    "recompute.layers=false",
+    "optimizer.engine=torch",
+)
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What is to be checked.
+
+    Attributes:
+        files: configurations; of their data only lanes and segment matter.
+        variants: for each, overrides of the form KEY=VALUE; the empty one is the file as it stands.
+        steps: optimizer steps of each run.
+    """
+
+    files: Sequence[Path]
+    meshes: Sequence[Axes]
+    variants: Sequence[Sequence[str]]
+    vocabulary: int
+    steps: int
+    precision: Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run's result."""
+
+    file: Path
+    variant: str
+    mesh: Axes
+    deviation: Deviation
+    ok: bool
+
+
+def check_meshes(campaign: Campaign) -> Iterator[Row]:
+    """Run everything, as many ranks at a time as a mesh has, and give the results of each size.
+
+    Raises:
+        UserError: a configuration is wrong, a mesh is impossible, or a rank failed.
+    """
+    references, runs = _cases(campaign)
+    with TemporaryDirectory(prefix="rlt-dist-") as name:
+        folder = Path(name)
+        _launch(folder, 1, references)
+        for size in sorted({mesh.size for _, _, mesh, _ in runs}):
+            here = [run for run in runs if run[2].size == size]
+            _launch(folder, size, [case for *_, case in here])
+            for file, variant, mesh, case in here:
+                deviation = deviation_of(folder, case, size)
+                yield Row(file, variant, mesh, deviation, _is_small(deviation, campaign.precision))
+
+
+_Run = tuple[Path, str, Axes, Case]
+
+
+def _cases(campaign: Campaign) -> tuple[list[Case], list[_Run]]:
+    """The references, one a file, and the runs that are held to them."""
+    references: list[Case] = []
+    runs: list[_Run] = []
+    for file in campaign.files:
+        reference = _case(campaign, file, _PLAIN, f"reference-{len(references)}", None)
+        references.append(reference)
+        for variant, mesh in product(campaign.variants, campaign.meshes):
+            sizes = (f"mesh.{axis}={size}" for axis, size in asdict(mesh).items())
+            name = f"run-{len(runs)}"
+            case = _case(campaign, file, [*variant, *sizes], name, reference.name)
+            runs.append((file, " ".join(variant), mesh, case))
+    return references, runs
+
+
+def _case(
+    campaign: Campaign, file: Path, overrides: Iterable[str], name: str, reference: str | None
+) -> Case:
+    same = f"train.precision={campaign.precision}"
+    return Case(
+        name=name,
+        config=load_typed(file, RunConfig, [*overrides, same]),
+        vocabulary=campaign.vocabulary,
+        steps=campaign.steps,
+        reference=reference,
+    )
+
+
+def _launch(folder: Path, size: int, cases: Sequence[Case]) -> None:
+    content = [case.model_dump(mode="json") for case in cases]
+    (folder / CASES).write_text(json.dumps(content))
+    run_ranks(size, ["-m", "rlt_dist.train.check.case", str(folder)], folder / "output.txt")
+
+
+def _is_small(deviation: Deviation, precision: str) -> bool:
+    errors = [deviation.loss, deviation.gradient_norm]
+    if precision == "float64":
+        errors += [deviation.parameters.error, deviation.state.error]
+    return max(errors) <= TOLERANCE[precision]
