@@ -28,15 +28,14 @@ class _Segment(torch.autograd.Function):
     def forward(
         ctx: Any, make: MakeLoop, cut: Cut, plan: Plan, operands: Operands, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        operands = operands.like(tensors).with_contiguous_memories()
+        operands = operands.like(tensors)
         stage = StageDecoder(make(operands), cut, plan, operands)
         for part in stage.parts:
             stage.decode_part(part.start)
         ctx.make, ctx.operands, ctx.stage = make, operands, stage
         ctx.save_for_backward(*tensors)
-        s, after = stage.outputs(), stage.end_forward()
-        # A view: an output that its own context holds would never be freed.
-        return (s.view_as(s), *after.windows)
+        # Views: an output that its own context holds would never be freed.
+        return tuple(x.view_as(x) for x in (stage.outputs(), *stage.after.windows))
 
     @staticmethod
     @once_differentiable

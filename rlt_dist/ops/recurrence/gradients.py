@@ -60,7 +60,7 @@ def add_inputs(tape: Tape, sums: Operands, tokens: slice) -> None:
 
 def add_weights(tape: Tape, sums: WeightSums) -> None:
     """Add to the gradients of weights."""
-    if sums.merge is not None:
+    if sums.merge is not None and tape.feedback.inputs is not None:
         _add_outer(sums.merge, tape.feedback.dfed, tape.feedback.r)
     for layer, weights in zip(tape.layers, sums.layers, strict=True):
         _add_layer(layer, weights)

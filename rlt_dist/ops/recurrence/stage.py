@@ -52,7 +52,7 @@ class _Part:
         steps: theirs, numbered in the segment.
         operands, precision: what they are given, and the type that their products are formed in;
             known from forward on.
-        tape, run: from forward, or from its recomputation, until all gradients are formed.
+        tape: from forward, or from its recomputation, until all gradients are formed.
         formed: how many of the two kinds of gradients are.
     """
 
@@ -62,20 +62,19 @@ class _Part:
     operands: Operands
     precision: torch.dtype
     tape: Tape | None = None
-    run: Pass | None = None
     formed: int = 0
 
-    def open(self) -> tuple[Tape, Pass]:
-        """The tape, and the pass that goes through it."""
-        if self.tape is None or self.run is None:
+    def open(self) -> Tape:
+        """The tape, which must be there."""
+        if self.tape is None:
             raise RuntimeError(f"steps {self.steps} of the decoder have no activations")
-        return self.tape, self.run
+        return self.tape
 
     def count_formed(self) -> None:
         """Another kind of gradients is; after both, activations can go."""
         self.formed += 1
         if self.formed == 2:
-            self.tape, self.run, self.formed = None, None, 0
+            self.tape, self.formed = None, 0
 
 
 class StageDecoder:
@@ -83,11 +82,14 @@ class StageDecoder:
 
     Attributes:
         parts: by part of the segment, its steps. Methods about a part take any of them.
+        after: what the steps behind leave to those in front, at the end the segment to the next.
+            Where s comes from another stage, it is there with the `feed` of the last step.
         gradients: of the operands, when all is done; `e` where not first is u. Those of `e`, the
             gate and the memories are complete when `add_inputs` has been through all parts.
     """
 
     gradients: Operands
+    _run: Pass
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class StageDecoder:
         last: bool = True,
     ) -> None:
         """The first stage has the merge, whose `e` and `fed` are not looked at on others."""
+        operands = operands.with_contiguous_memories()
         if not first:
             operands = operands._replace(e=torch.empty_like(operands.e), fed=None)
         self._loop, self._operands = loop, operands
@@ -114,18 +117,18 @@ class StageDecoder:
         self._store, self._y = Store(), torch.empty_like(operands.e)
         apart = operands.fed is not None and not last
         self._s = torch.empty_like(operands.e) if apart else self._y
+        self.after = operands.before()
 
     # -- forward -------------------------------------------------------------------------------
 
     def decode(self, step: int, u: Tensor | None = None) -> Tensor:
         """y [C, B, d] of a step, for u [C, B, d]; the first stage merges its own."""
         part, k = self._begin(step)
-        tape, _ = part.open()
-        at = part.plan.chunks.slots[k]
+        tape, at = part.open().feedback, part.plan.chunks.slots[k]
         if u is not None:
-            at.put(tape.feedback.e, u)
+            at.put(tape.e, u)
         self._forward(part, range(k, k + 1))
-        return at.get(tape.feedback.y)
+        return at.get(tape.y)
 
     def decode_part(self, step: int) -> None:
         """All steps of a part, where this is the only stage."""
@@ -135,59 +138,60 @@ class StageDecoder:
     def newest(self, step: int) -> Tensor:
         """Last stage: s [B, d], each lane's output at its last token of a step."""
         part, k = self._find(step)
-        chunks, (tape, _) = part.plan.chunks, part.open()
+        chunks, y = part.plan.chunks, part.open().feedback.y
         if (at := chunks.slots[k]).index is None:
-            return tape.feedback.y[at.first + at.count - 1]
+            return y[at.first + at.count - 1]
         token = (chunks.first[k] + chunks.length[k] - 1).clamp(min=0)
-        return tape.feedback.y[token, _lanes(token)]
+        return y[token, _lanes(token)]
 
     def feed(self, step: int, s: Tensor) -> None:
-        """First stage, where it is not the last too: take the last's `newest` of a step."""
+        """First stage, where it is not the last too: take the last's `newest` of a step.
+
+        That of the segment's last step may come as late as may be.
+        """
         part, k = self._find(step)
-        chunks, (tape, _) = part.plan.chunks, part.open()
-        buffer = tape.feedback.s
-        if (at := chunks.slots[k]).index is None:
-            buffer[at.first + at.count] = s
+        chunks, there = part.plan.chunks, part.plan.chunks.length[k][:, None] > 0
+        if k + 1 == len(part.steps):
+            if self.after.fed is not None:
+                self.after.fed.s.copy_(torch.where(there, s, self.after.fed.s))
             return
-        place = chunks.first[k] + chunks.length[k], _lanes(s)
-        buffer[place] = torch.where(chunks.length[k][:, None] > 0, s, buffer[place])
+        at, fed = chunks.slots[k], part.open().feedback.s
+        if at.index is None:
+            fed[at.first + at.count] = s
+        else:
+            place = chunks.first[k] + chunks.length[k], _lanes(s)
+            fed[place] = torch.where(there, s, fed[place])
 
     def outputs(self) -> Tensor:
         """Last stage: s [T, B, d], when all steps are done."""
         return self._y
 
-    def end_forward(self) -> Border:
-        """What the segment leaves behind, when all steps are done and what they feed is here."""
-        tape, _ = self._parts[-1].open()
-        # Both hold weights packed for forward, which need not live until backward.
-        self._parts[-1].run = None
-        del self._loop
-        return tape.after()
-
     def _begin(self, step: int) -> tuple[_Part, int]:
         """A step's part, with a blank tape where the step is its first."""
         part, k = self._find(step)
         if k == 0:
-            before = self._leave(self._part_of[step - 1]) if step else self._operands.before()
-            part.operands = self._operands.part(part.tokens, before)
+            if step:
+                self._leave(self._part_of[step - 1])
+            part.operands = self._operands.part(part.tokens, self.after)
             part.tape = self._blank(part, Store() if self._keep else self._store)
-            part.run = self._loop.forward(part.tape)
+            self._run = self._loop.forward(part.tape)
         return part, k
 
-    def _leave(self, part: _Part) -> Border:
-        """What a part leaves to the next one."""
-        tape, _ = part.open()
-        part.run = None
-        if not self._keep:
-            part.tape = None
+    def _leave(self, part: _Part) -> None:
+        """Let go of a part that is computed again."""
+        if not self._keep and part.tape is not None:
             if self._s is not self._y:
-                self._s[part.tokens] = tape.feedback.s[1:-1]
-        return tape.after()
+                self._s[part.tokens] = part.tape.feedback.s[1:-1]
+            part.tape = None
 
     def _forward(self, part: _Part, chunks: range) -> None:
-        tape, run = part.open()
-        run(chunks)
+        tape = part.open()
+        self._run(chunks)
         if chunks.stop == len(part.steps):
+            self.after = tape.after()
+            del self._run
+            if part is self._parts[-1]:
+                del self._loop  # It may hold weights packed for forward alone.
             if self._last or not self._keep:
                 self._y[part.tokens] = tape.feedback.outputs()
             if not (self._first or self._keep):
@@ -239,59 +243,57 @@ class StageDecoder:
             ds: the first stage's `fed_gradient` of the next step, where this is the last alone.
         """
         part, k = self._begin_backward(step)
-        (tape, run), at = part.open(), part.plan.chunks.slots[k]
+        tape, at = part.open().feedback, part.plan.chunks.slots[k]
         if dy is not None:
-            at.put(tape.feedback.dy, dy)
-        if ds is not None:
-            last = k + 1 == len(part.steps)
-            token = part.plan.chunks.first[k + 1] - 1 if not last else len(tape.feedback.y) - 2
-            tape.feedback.dy[token, _lanes(ds)] += ds
-        run(range(k, k + 1))
-        if k == 0:
-            self._leave_backward(part)
-        return at.get(tape.feedback.de)
+            at.put(tape.dy, dy)
+        if ds is not None and step == part.steps[-1]:
+            tape.dy[-2] += ds
+        elif ds is not None:
+            tape.dy[part.plan.chunks.first[k + 1] - 1, _lanes(ds)] += ds
+        self._backward(part, range(k, k + 1))
+        return at.get(tape.de)
 
     def decode_part_backward(self, step: int) -> None:
         """All steps of a part, where this is the only stage."""
-        part, k = self._begin_backward(self._part_of[step].steps[-1])
-        _, run = part.open()
-        run(range(k + 1))
-        self._leave_backward(part)
+        part, _ = self._begin_backward(self._part_of[step].steps[-1])
+        self._backward(part, range(len(part.steps)))
 
     def fed_gradient(self, step: int) -> Tensor:
         """First stage: the gradient [B, d] of what the step before has fed to this one."""
         part, k = self._find(step)
-        chunks, (tape, _) = part.plan.chunks, part.open()
-        ds = tape.feedback.ds[chunks.first[k], _lanes(chunks.first[k])]
+        chunks = part.plan.chunks
+        ds = part.open().feedback.ds[chunks.first[k], _lanes(chunks.first[k])]
         return torch.where(chunks.length[k][:, None] > 0, ds, 0.0)
 
     def add_inputs(self, step: int) -> None:
         """A part's gradients of e, of its half of the gate, of s* and of the memories."""
         part = self._part_of[step]
-        tape, _ = part.open()
-        gradients.add_inputs(tape, self.gradients, part.tokens)
+        gradients.add_inputs(part.open(), self.gradients, part.tokens)
         part.count_formed()
 
     def add_weights(self, step: int) -> None:
         """A part's gradients of weights."""
         part = self._part_of[step]
-        tape, _ = part.open()
-        gradients.add_weights(tape, self._weights)
+        gradients.add_weights(part.open(), self._weights)
         part.count_formed()
 
     def _begin_backward(self, step: int) -> tuple[_Part, int]:
         """A step's part, with room for gradients where the step is its last."""
         part, k = self._find(step)
-        if k + 1 == len(part.steps) and part.tape is not None:
-            dy = None if self._ds is None else self._ds[part.tokens]
-            part.tape.begin_backward(dy, self._after, self._store)
-            part.run = self._loop.backward(part.tape)
+        if step == part.steps[-1]:
+            tape, ds = part.open(), self._ds
+            tape.begin_backward(ds if ds is None else ds[part.tokens], self._after, self._store)
+            self._run = self._loop.backward(tape)
         return part, k
 
-    def _leave_backward(self, part: _Part) -> None:
-        """Hand back what the part was given by those before it."""
-        tape, _ = part.open()
-        before = tape.gradient_before()
+    def _backward(self, part: _Part, chunks: range) -> None:
+        self._run(chunks)
+        if chunks.start == 0:
+            del self._run
+            self._hand_back(part, part.open().gradient_before())
+
+    def _hand_back(self, part: _Part, before: Border) -> None:
+        """To the part before, or to the operands, the gradient of what the part was given."""
         if part.tokens.start == 0:
             fed = self.gradients.fed
             if fed is not None and before.fed is not None:
