@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Literal
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.data.loader import lanes_of_rank
 from rlt_dist.jobs.local import run_ranks
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.train.check.case import CASES, Case, Deviation, deviation_of
@@ -66,8 +69,7 @@ def check_meshes(campaign: Campaign) -> Iterator[Row]:
         UserError: a configuration is wrong, a mesh is impossible, or a rank failed.
     """
     references, runs = _cases(campaign)
-    with TemporaryDirectory(prefix="rlt-dist-") as name:
-        folder = Path(name)
+    with _kept_after_errors() as folder:
         _launch(folder, 1, references)
         for size in sorted({mesh.size for _, _, mesh, _ in runs}):
             here = [run for run in runs if run[2].size == size]
@@ -75,6 +77,14 @@ def check_meshes(campaign: Campaign) -> Iterator[Row]:
             for file, variant, mesh, case in here:
                 deviation = deviation_of(folder, case, size)
                 yield Row(file, variant, mesh, deviation, _is_small(deviation, campaign.precision))
+
+
+@contextmanager
+def _kept_after_errors() -> Iterator[Path]:
+    """A folder that is removed unless what the ranks printed there may be needed."""
+    folder = Path(mkdtemp(prefix="rlt-dist-"))
+    yield folder
+    rmtree(folder)
 
 
 _Run = tuple[Path, str, Axes, Case]
@@ -91,6 +101,9 @@ def _cases(campaign: Campaign) -> tuple[list[Case], list[_Run]]:
             sizes = (f"mesh.{axis}={size}" for axis, size in asdict(mesh).items())
             name = f"run-{len(runs)}"
             case = _case(campaign, file, [*variant, *sizes], name, reference.name)
+            # Known before any rank is started.
+            lanes = lanes_of_rank(case.config.data.lanes, 0, mesh.data)
+            case.config.micro_batch_lanes(len(lanes))
             runs.append((file, " ".join(variant), mesh, case))
     return references, runs
 
