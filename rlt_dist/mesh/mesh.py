@@ -76,21 +76,20 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
         axes: of as many ranks as the world has.
         shared: the sets of stages that hold a parameter together, alike on all ranks.
     """
-    place = axes.place(world.rank)
     ranks = torch.arange(axes.size).view(axes.data, axes.pipeline, axes.tensor)
-    replica = ranks[place.data]
     lines: dict[Group, Tensor] = {
-        "data": ranks[:, place.stage, place.tensor],
-        "pipeline": replica[:, place.tensor],
-        "tensor": replica[place.stage],
-        "replica": replica,
+        "data": ranks.permute(1, 2, 0).flatten(0, 1),
+        "pipeline": ranks.transpose(1, 2).flatten(0, 1),
+        "tensor": ranks.flatten(0, 1),
+        "replica": ranks.flatten(1),
     }
     for stages in sorted({tuple(sorted(stages)) for stages in shared}):
-        if place.stage in stages:
-            lines[stages] = replica[list(stages), place.tensor]
-    members = {name: tuple(line.flatten().tolist()) for name, line in lines.items()}
-    for line in members.values():
-        world.group_of(line)
+        lines[stages] = ranks[:, list(stages)].transpose(1, 2).flatten(0, 1)
+    members: dict[Group, tuple[int, ...]] = {}
+    for name, line in lines.items():
+        every = [tuple(one) for one in line.tolist()]
+        world.make_groups(every)
+        members |= {name: one for one in every if world.rank in one}
     devices = DeviceMesh.from_group(
         [world.group_of(members[name]) for name in NAMES],
         world.device.type,
@@ -98,6 +97,6 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
         mesh_dim_names=NAMES,
     )
     try:
-        yield Mesh(world, axes, place, devices, members)
+        yield Mesh(world, axes, axes.place(world.rank), devices, members)
     finally:
         devices._pg_registry.clear()

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -91,7 +91,8 @@ class _Watch:
         self._board.wait([_ALL_DONE])
         self._finished.set()
         self._thread.join()
-        self._leave(self._board)
+        with suppress(RuntimeError):
+            self._leave(self._board)
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the process for an error, which is shown if it is the first of all ranks."""
@@ -99,8 +100,9 @@ class _Watch:
         if lost is not None:
             self._end(self._board, self._lost("another rank", lost), grace=_GRACE)
         if message is None:
+            summary = traceback.format_exception_only(error)[0].splitlines()[0]
             trace = textwrap.indent("".join(traceback.format_exception(error)), prefix)
-            self._end(self._board, trace.splitlines()[-1], trace)
+            self._end(self._board, prefix + summary, trace)
         if isinstance(error, UserError) and error.shared:
             prefix = ""
         self._end(self._board, prefix + message, status=2)

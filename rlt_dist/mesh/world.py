@@ -40,20 +40,24 @@ class World:
         """The group of all processes."""
         return self._groups[tuple(range(self.size))]
 
-    def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
-        """The group of these processes, this one among them; made when first asked for.
+    def make_groups(self, members: Iterable[Iterable[int]]) -> None:
+        """Make the groups of these ranks that are not there yet; all processes give the same.
 
-        All its members ask at the same point of the program. It lasts as long as the world. Keep
-        the ranks, or the world, and not the group: groups hold threads, and one that is left when
-        Python ends may still be letting go of a tensor, and aborts a run that had succeeded (torch
-        2.13, gloo).
+        Also those that this process is not in: torch names a group by how many it has made (and
+        one that only its members make by how many they have), and members meet by that name.
         """
-        key = tuple(ranks)
-        if key not in self._groups:
-            self._groups[key] = dist.new_group(
-                list(key), timeout=TIMEOUT, use_local_synchronization=True
-            )
-        return self._groups[key]
+        for ranks in map(tuple, members):
+            if ranks not in self._groups:
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=TIMEOUT)
+
+    def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """The group of these processes, this one among them, which was made before.
+
+        It lasts as long as the world. Keep the ranks, or the world, and not the group: groups hold
+        threads, and one that is left when Python ends may still be letting go of a tensor, and
+        aborts a run that had succeeded (torch 2.13, gloo).
+        """
+        return self._groups[tuple(ranks)]
 
     @property
     def leads(self) -> bool:

@@ -10,6 +10,7 @@ every rank RESULTS/left-RANK.json: the threads that are left when its world is c
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,10 +219,11 @@ def told(action: Callable[[], object]) -> object:
         return {"message": str(error), "shared": error.shared}
 
 
-def gloo_threads() -> list[str]:
-    """Names of this process's threads that serve a process group."""
+def threads_left() -> list[str]:
+    """Names of this process's threads of Python, and of those that serve a process group."""
     names = [task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")]
-    return [name for name in names if "gloo" in name]
+    python = [thread.name for thread in threading.enumerate() if thread.name != "MainThread"]
+    return python + [name for name in names if "gloo" in name]
 
 
 KINDS = {"train": train_case, "errors": errors_case, "mesh": mesh_case}
@@ -233,7 +235,7 @@ def main(cases: Path, results: Path) -> None:
             result = KINDS[case["kind"]](case, world)
             if world.leads:
                 torch.save(result, results / f"{case['name']}.pt")
-    (results / f"left-{world.rank}.json").write_text(json.dumps(gloo_threads()))
+    (results / f"left-{world.rank}.json").write_text(json.dumps(threads_left()))
 
 
 if __name__ == "__main__":

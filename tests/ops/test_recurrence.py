@@ -1,6 +1,5 @@
 """The backends of the recurrence core give what the reference gives, gradients included."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ FAST = ["python", "native"]
 VOCABULARY, LANES = 29, 3
 some = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 many = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+pytestmark = pytest.mark.usefixtures("empty_memory_holds_nan")
 
 
 @dataclass(frozen=True)
@@ -107,14 +107,6 @@ def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
         / (max(size, 1e-6) if size > 1e-12 * largest else largest)
         for name, size in sizes.items()
     )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def empty_memory_holds_nan() -> Iterator[None]:
-    """What nobody wrote is garbage that is finite by chance; here it is not."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @some

@@ -2,7 +2,9 @@
 
 One problem (`problem.py`), three backends (`dispatch.py`): `reference` is plain autograd and
 defines the result; `python` and `native` are one autograd Function (`function.py`) around a loop
-in torch (`steps.py`, `feedback.py`) or compiled for the CPU (`native/`).
+in torch (`loop.py`, `steps.py`, `feedback.py`) or compiled for the CPU (`native/`). Both loops run
+over some of the chunks at a time, so that a stage of a pipeline can stop where it needs another
+(`stage.py`); the one in torch runs with weights that are cut over processes as well.
 
 Letters: T tokens of a segment, B lanes, K chunks, C tokens of a chunk, d width, H query heads and
 KV key/value heads of width w, W window, M memory entries, f inner width of the feed-forward.

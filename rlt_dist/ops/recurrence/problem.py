@@ -227,6 +227,10 @@ class Operands(NamedTuple):
             fed = fed._replace(gate_e=fed.gate_e[tokens], s=s, boundary=boundary)
         return self._replace(e=self.e[tokens], fed=fed, windows=border.windows)
 
+    def detached(self) -> "Operands":
+        """The same without autograd."""
+        return self.like([tensor.detach() for tensor in self.flat()])
+
     def with_contiguous_memories(self) -> "Operands":
         """Memories as they are best read, made so once for all layers and tokens."""
         memories = [Memory(k.contiguous(), v.contiguous()) for k, v in self.memories]

@@ -50,8 +50,8 @@ class _Part:
 
     Attributes:
         steps: theirs, numbered in the segment.
-        operands, precision: what they are given, and the type that their products are formed in;
-            known from forward on.
+        operands: what they are given, known from forward on.
+        precision: the type that their products are formed in.
         tape: from forward, or from its recomputation, until all gradients are formed.
         formed: how many of the two kinds of gradients are.
     """
@@ -101,8 +101,14 @@ class StageDecoder:
         first: bool = True,
         last: bool = True,
     ) -> None:
-        """The first stage has the merge, whose `e` and `fed` are not looked at on others."""
-        operands = operands.with_contiguous_memories()
+        """Gradients are formed by hand here: autograd does not see what is done with operands.
+
+        Args:
+            loop: one with these weights; it may serve many micro-batches.
+            plan, operands: of this stage's layers, for the whole segment. The first stage has the
+                merge: `e`, but for its shape, and `fed` are not looked at on others.
+        """
+        operands = operands.detached().with_contiguous_memories()
         if not first:
             operands = operands._replace(e=torch.empty_like(operands.e), fed=None)
         self._loop, self._operands = loop, operands
@@ -136,7 +142,10 @@ class StageDecoder:
         self._forward(part, range(len(part.steps)))
 
     def newest(self, step: int) -> Tensor:
-        """Last stage: s [B, d], each lane's output at its last token of a step."""
+        """Last stage: s [B, d], each lane's output at its last token of a step.
+
+        It is asked for before the next step; of a lane without tokens in the step it is anything.
+        """
         part, k = self._find(step)
         chunks, y = part.plan.chunks, part.open().feedback.y
         if (at := chunks.slots[k]).index is None:
@@ -209,6 +218,7 @@ class StageDecoder:
         """Before all else of backward.
 
         Args:
+            loop: as for forward, whose own is let go of when its steps are done.
             weights: what weight gradients are added to.
             ds: last stage: the gradient of `outputs`.
             after: the gradient of what the segment left behind; None: it has none.
@@ -293,15 +303,15 @@ class StageDecoder:
             self._hand_back(part, part.open().gradient_before())
 
     def _hand_back(self, part: _Part, before: Border) -> None:
-        """To the part before, or to the operands, the gradient of what the part was given."""
+        """To the part before, or to the operands, the gradient of what the part was given.
+
+        Where s came from another stage, nobody reads there what the part before gets for it here.
+        """
         if part.tokens.start == 0:
             fed = self.gradients.fed
             if fed is not None and before.fed is not None:
                 fed = fed._replace(s=before.fed.s, boundary=before.fed.boundary)
             self.gradients = self.gradients._replace(windows=before.windows, fed=fed)
-        elif before.fed is not None and not self._last:  # s came from the last stage, its way back
-            elsewhere = before.fed._replace(s=torch.zeros_like(before.fed.s))
-            before = before._replace(fed=elsewhere)
         self._after = before
 
     def _blank(self, part: _Part, store: Store) -> Tape:

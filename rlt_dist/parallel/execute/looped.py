@@ -137,12 +137,11 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
             memory, state = self._model.remember(e, segment, own.state)
             plan, operands = self._decoder.problem(e, memory, segment, own.state, self._folded)
             own.carry(state)
-            given = operands.like([tensor.detach() for tensor in operands.flat()])
             steps = StageDecoder(
-                self._loop_for(plan, given),
+                self._loop_for(plan, operands.detached()),
                 self._cut,
                 plan,
-                given.with_contiguous_memories(),
+                operands,
                 first=self.placement.first,
                 last=self.placement.last,
             )
@@ -210,7 +209,7 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
     def _end(self, micro: int) -> None:
         """Keep what the decoder carries to the next segment."""
         own, decoding = self.micro_batches[micro], self._decoding[micro]
-        border = decoding.steps.end_forward()
+        border = decoding.steps.after
         own.carry(self._decoder.carried(decoding.plan, border.windows))
         if border.fed is not None:
             own.carry({"s": border.fed.s})
