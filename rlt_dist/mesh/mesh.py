@@ -89,7 +89,7 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
     for name, line in lines.items():
         every = [tuple(one) for one in line.tolist()]
         world.make_groups(every)
-        members |= {name: one for one in every if world.rank in one}
+        members.update((name, one) for one in every if world.rank in one)
     devices = DeviceMesh.from_group(
         [world.group_of(members[name]) for name in NAMES],
         world.device.type,
