@@ -13,6 +13,7 @@ from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.generate import generate
 from rlt_dist.cli.report import report
+from rlt_dist.cli.trace import trace
 from rlt_dist.cli.train import train
 from rlt_dist.cli.verify import verify_app
 from rlt_dist.util.errors import disk_trouble, one_line, show_error
@@ -37,6 +38,7 @@ app.command("eval")(evaluate)
 app.command()(generate)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
+app.command()(trace)
 app.add_typer(bench_app, name="bench")
 app.command()(report)
 app.command()(doctor)

@@ -10,9 +10,11 @@ from torch import Tensor
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import Batch, lanes_of_rank
+from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pipeline
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import seed_from
+from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.local import LocalModel
 from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.train.session import new_model
@@ -60,6 +62,27 @@ class Rehearsal:
             learning_rate=self.config.optimizer.learning_rate,
         )
         return result
+
+    def pass_through(self) -> Passed:
+        """Forward and backward of the next segment by the executor, even of a single stage.
+
+        Gradients are left as this process finds them, and nothing is updated.
+        """
+        batch = self._batch().to(self.mesh.world.device)
+        rows = micro_batch_rows(batch, self.config)
+        scored = batch.loss_mask.sum().clamp(min=1)
+
+        def learn(micro: int, output: Tensor) -> None:
+            loss = output_loss(self.local.model, output, batch.rows(rows[micro]), self.config)
+            (loss / scored).backward()
+
+        self._optimizer.zero_gradients()
+        self.steps += 1
+        passed = through_pipeline(
+            self.local, self.mesh, batch, self.state, self.config, self.steps, learn
+        )
+        self.state = passed.state
+        return passed
 
     def _batch(self) -> Batch:
         """The next segment of every lane; its last token is the next one's first."""

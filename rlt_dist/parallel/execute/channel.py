@@ -1,6 +1,7 @@
 """Messages between the stages of a pipeline."""
 
 from collections import defaultdict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
@@ -19,37 +20,68 @@ class Channel:
     Attributes:
         group: the processes of a pipeline; a stage is a rank of it.
         device: where values live.
+        dtype: of all values.
+        bytes_sent: so far.
     """
 
     group: dist.ProcessGroup
     device: torch.device
-    _sent: deque[tuple[dist.Work, Tensor]] = field(default_factory=deque)
+    dtype: torch.dtype
+    bytes_sent: int = 0
+    _sent: deque[Future[bool]] = field(default_factory=deque)
+    _waiter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sends"))
+    _expected: dict[Message, tuple[dist.Work, Tensor]] = field(default_factory=dict)
     _numbers: dict[tuple[bool, int], int] = field(default_factory=lambda: defaultdict(int))
 
+    @property
+    def ahead(self) -> int:
+        """How many values to expect before the next one is waited for.
+
+        Gloo sends a value once it has been told where to put it: told early, nobody waits for that.
+        NCCL takes what two processes have for each other in turn: an early receive would hold up
+        the sends behind it.
+        """
+        return 4 if self.device.type == "cpu" else 0
+
     def send(self, message: Message, value: Tensor) -> None:
-        """Hand a value over; it stays alive until it has left."""
-        while self._sent and self._sent[0][0].is_completed():
-            self._sent.popleft()
+        """Hand a value over; it stays alive until it has left.
+
+        Gloo tells that only to who waits for it, so a thread waits.
+        """
         value = value.contiguous()
+        self.bytes_sent += value.nbytes
         tag = self._tag(sending=True, stage=message.target)
         work = dist.isend(value, group=self.group, group_dst=message.target, tag=tag)
-        if work is not None:
-            self._sent.append((work, value))
+        assert work is not None
+        self._sent.append(self._waiter.submit(_see_off, work, value))
 
-    def receive(self, message: Message, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Wait for a value."""
-        value = torch.empty(shape, dtype=dtype, device=self.device)
+    def expect(self, message: Message, shape: tuple[int, ...]) -> None:
+        """Make room for a value; those of one source come in the order in which it sends them."""
+        value = torch.empty(shape, dtype=self.dtype, device=self.device)
         tag = self._tag(sending=False, stage=message.source)
-        dist.recv(value, group=self.group, group_src=message.source, tag=tag)
+        work = dist.irecv(value, group=self.group, group_src=message.source, tag=tag)
+        assert work is not None
+        self._expected[message] = work, value
+
+    def receive(self, message: Message) -> Tensor:
+        """Wait for a value that is expected."""
+        work, value = self._expected.pop(message)
+        work.wait()
         return value
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
         while self._sent:
-            self._sent.popleft()[0].wait()
+            self._sent.popleft().result()
+        self._waiter.shutdown()
 
     def _tag(self, *, sending: bool, stage: int) -> int:
         """A message's number among those between two stages: gloo mixes up what has one tag."""
         number = self._numbers[sending, stage]
         self._numbers[sending, stage] = number + 1
         return number % _TAGS
+
+
+def _see_off(work: dist.Work, _: Tensor) -> bool:
+    """Keep a value until it has left."""
+    return work.wait()

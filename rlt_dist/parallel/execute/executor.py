@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from rlt_dist.parallel.execute.channel import Channel
@@ -28,18 +28,20 @@ class Stage(Protocol):
         """Of the value that a message will bring."""
 
 
-def execute(
-    instructions: Sequence[Instruction], stage: Stage, channel: Channel, dtype: torch.dtype
-) -> list[Timed]:
+def execute(instructions: Sequence[Instruction], stage: Stage, channel: Channel) -> list[Timed]:
     """Carry out the list from front to back, and nothing else.
-
-    Args:
-        dtype: of all values.
 
     Returns:
         each instruction with its start and end, in seconds of this machine's monotonic clock.
     """
     done = []
+    coming = (what.message for what in instructions if isinstance(what, Receive))
+
+    def expect(count: int) -> None:
+        for message in islice(coming, count):
+            channel.expect(message, stage.shape(message))
+
+    expect(channel.ahead)
     for instruction in instructions:
         start = time.monotonic()
         match instruction:
@@ -48,7 +50,8 @@ def execute(
             case Send(message):
                 channel.send(message, stage.give(message))
             case Receive(message):
-                stage.take(message, channel.receive(message, stage.shape(message), dtype))
+                expect(1)
+                stage.take(message, channel.receive(message))
         done.append(Timed(instruction, start, time.monotonic()))
     channel.flush()
     return done

@@ -28,14 +28,14 @@ class _Decoding:
         e: the encoder's output, a leaf, [b, T, d].
         operands: what was made of it, with the graphs that lead back to it.
         steps: the decoder layers that are here.
-        formed: how many of its two last works are done, after which it can go.
+        awaited: how many works are still done on it, none of which has another after it.
     """
 
     e: Tensor
     operands: Operands
     plan: Plan
     steps: StageDecoder
-    formed: int = 0
+    awaited: int
 
 
 Agree = Callable[[int], int]
@@ -114,7 +114,8 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
         with self._precision():
             made, state = self._model.encode(given, self._segment(work.micro), own.state)
         own.carry(state)
-        self._encoded[work.micro] = given, made
+        if torch.is_grad_enabled():
+            self._encoded[work.micro] = given, made
         self._put(Value.E if self.placement.last else Value.X, work, made)
 
     def _do_encode_backward(self, work: Work) -> None:
@@ -145,7 +146,9 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
                 first=self.placement.first,
                 last=self.placement.last,
             )
-        self._decoding[work.micro] = _Decoding(e, operands, plan, steps)
+        # With gradients their two kinds; without, what is carried on, and the loss.
+        awaited = 2 if torch.is_grad_enabled() else 1 + self.placement.last
+        self._decoding[work.micro] = _Decoding(e, operands, plan, steps, awaited)
 
     def _loop_for(self, plan: Plan, operands: Operands) -> Loop:
         """One for all micro-batches, since what it makes of the weights is the same."""
@@ -174,12 +177,12 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
         if self.placement.first:
             de += found.e.transpose(0, 1)
         self._put(Value.DE, work, de)
-        self._formed(work.micro)
+        self._let_go(work.micro)
 
-    def _formed(self, micro: int) -> None:
-        """Let a micro-batch go after the last work that is done on its decoder's activations."""
-        self._decoding[micro].formed += 1
-        if self._decoding[micro].formed == 2:
+    def _let_go(self, micro: int) -> None:
+        """Drop a micro-batch's activations, if this was the last work that is done on them."""
+        self._decoding[micro].awaited -= 1
+        if not self._decoding[micro].awaited:
             del self._decoding[micro]
 
     # -- decoder -------------------------------------------------------------------------------
@@ -215,12 +218,16 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
             own.carry({"s": border.fed.s})
             if "boundary" in own.state:
                 own.carry({"boundary": border.fed.boundary})
+        if not torch.is_grad_enabled():
+            self._let_go(micro)
 
     def _do_head(self, work: Work) -> None:
         outputs = leaf(self._decoding[work.micro].steps.outputs().transpose(0, 1))
         self._give_output(work.micro, outputs)
         if torch.is_grad_enabled():
             self._d_outputs[work.micro] = gradient(outputs).transpose(0, 1)
+        else:
+            self._let_go(work.micro)
 
     def _do_replay(self, work: Work) -> None:
         self._decoding[work.micro].steps.replay(work.step)
@@ -246,7 +253,7 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
     def _do_weights(self, work: Work) -> None:
         self._decoding[work.micro].steps.add_weights(work.step)
         if work.step == 0:
-            self._formed(work.micro)
+            self._let_go(work.micro)
 
 
 @lru_cache(maxsize=64)

@@ -51,15 +51,18 @@ class StackStage(BaseStage[TransformerXL]):
         self._held[work.micro] = _Held(given, made, leaf(made))
         if not self.placement.last:
             self._put(Value.X, work, made)
+            if not torch.is_grad_enabled():
+                self._let_go(work.micro)
 
     def _do_head(self, work: Work) -> None:
         with self._precision():
             output = self._model.finish(self._held[work.micro].output, self._segment(work.micro))
         self._give_output(work.micro, output)
+        if not torch.is_grad_enabled():
+            self._let_go(work.micro)
 
     def _do_backward(self, work: Work) -> None:
-        held = self._held.pop(work.micro)
-        del self._segments[work.micro]
+        held = self._held[work.micro]
         if self.placement.last:
             d_made = gradient(held.output)
         else:
@@ -67,3 +70,8 @@ class StackStage(BaseStage[TransformerXL]):
         torch.autograd.backward(held.made, d_made)
         if not self.placement.first:
             self._put(Value.DX, work, gradient(held.given))
+        self._let_go(work.micro)
+
+    def _let_go(self, micro: int) -> None:
+        """Nothing more is done on a micro-batch's activations."""
+        del self._held[micro], self._segments[micro]

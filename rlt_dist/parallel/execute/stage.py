@@ -129,7 +129,10 @@ class BaseStage(Generic[M]):
     def _layer_input(self, work: Work) -> Tensor:
         """What the first layer here is given, where a graph of its own begins."""
         if self.placement.first:
-            return self._embedded[work.micro][1]
+            embedded = self._embedded
+            learns = torch.is_grad_enabled()
+            _, given = embedded[work.micro] if learns else embedded.pop(work.micro)
+            return given
         return leaf(self._use(Value.X, work, self.number - 1))
 
     def _put(self, value: Value, work: Work, tensor: Tensor, step: int = 0) -> None:

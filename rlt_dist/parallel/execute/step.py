@@ -27,11 +27,13 @@ class Passed:
         state: of all micro-batches' lanes after the segment, what this stage has of it.
         planned: the instructions of all stages.
         done: what this stage carried out, and when.
+        sent: bytes of this stage's messages.
     """
 
     state: State
     planned: Schedule
     done: list[Timed]
+    sent: int
 
 
 def pipeline_pass(
@@ -57,11 +59,11 @@ def pipeline_pass(
     else:
         stage = StackStage(model, *given)
     planned = stage.schedule(config)
-    channel = Channel(mesh.pipeline, mesh.world.device)
-    dtype = next(model.parameters()).dtype
-    done = execute(planned[mesh.place.stage], stage, channel, dtype)
+    channel = Channel(mesh.pipeline, mesh.world.device, next(model.parameters()).dtype)
+    done = execute(planned[mesh.place.stage], stage, channel)
     stage.finish()
-    return Passed(join_lanes([micro.carried for micro in micro_batches]), planned, done)
+    state = join_lanes([micro.carried for micro in micro_batches])
+    return Passed(state, planned, done, channel.bytes_sent)
 
 
 def _least(number: int, mesh: Mesh) -> int:

@@ -1,4 +1,4 @@
-"""A timeline as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Timelines as a Chrome trace, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 The format is "Trace Event Format" (Google, 2016): slices are complete events X, arrows are flow
 events s and f, names are metadata M. Perfetto colours a slice by its name without the figures, so
@@ -6,7 +6,8 @@ each kind of work has its colour.
 """
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -14,50 +15,50 @@ from rlt_dist.parallel.schedule.instructions import Message, Receive, Send, Work
 from rlt_dist.parallel.schedule.simulate import Timed, Timeline
 
 
-def chrome_trace(timeline: Timeline, unit: float = 1e6) -> str:
+def chrome_trace(timelines: Mapping[str, Timeline], unit: float = 1e6) -> str:
     """JSON with a process a stage, a slice per work and wait, an arrow per message.
 
     Args:
-        timeline: of a simulation, or what the executor recorded.
-        unit: microseconds in a unit of the timeline's time: 1e6 where that is seconds.
+        timelines: by name, of a simulation or what the executor recorded; they stand one below the
+            other, over one axis of time.
+        unit: microseconds in a unit of the timelines' time: 1e6 where that is seconds.
     """
-    numbers = count()
-    flows: dict[Message, int] = {}
+    numbers, processes = count(), count()
     events: list[dict[str, Any]] = []
-    for stage, timed in enumerate(timeline):
-        events += _names(stage, len(timeline))
-        events += (_slice(stage, t, unit) for t in timed if t.end > t.start)
-        for message, kind, middle in _ends_of_messages(timed):
-            if message not in flows:
-                flows[message] = next(numbers)
-            events.append(_flow(stage, message, kind, middle * unit, flows[message]))
+    for name, timeline in timelines.items():
+        flows: dict[Message, int] = defaultdict(lambda: next(numbers))
+        for stage, timed in enumerate(timeline):
+            process = next(processes)
+            events += _names(process, f"{name}: stage {stage} of {len(timeline)}")
+            events += (_slice(process, t, unit) for t in timed if t.end > t.start)
+            for message, kind, middle in _ends_of_messages(timed):
+                events.append(_flow(process, message, kind, middle * unit, flows[message]))
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def _names(stage: int, stages: int) -> list[dict[str, Any]]:
-    label = f"stage {stage} of {stages}"
+def _names(process: int, label: str) -> list[dict[str, Any]]:
     return [
-        {"ph": "M", "name": "process_name", "pid": stage, "args": {"name": label}},
-        {"ph": "M", "name": "process_sort_index", "pid": stage, "args": {"sort_index": stage}},
+        {"ph": "M", "name": "process_name", "pid": process, "args": {"name": label}},
+        {"ph": "M", "name": "process_sort_index", "pid": process, "args": {"sort_index": process}},
     ]
 
 
-def _slice(stage: int, timed: Timed, unit: float) -> dict[str, Any]:
+def _slice(process: int, timed: Timed, unit: float) -> dict[str, Any]:
     what = timed.instruction
     return {
         "ph": "X",
         "name": str(what),
         "cat": what.kind if isinstance(what, Work) else "messages",
-        "pid": stage,
+        "pid": process,
         "tid": 0,
         "ts": timed.start * unit,
         "dur": (timed.end - timed.start) * unit,
     }
 
 
-def _flow(stage: int, message: Message, kind: str, time: float, number: int) -> dict[str, Any]:
+def _flow(process: int, message: Message, kind: str, time: float, number: int) -> dict[str, Any]:
     event = {"ph": kind, "name": str(message.value), "cat": "messages", "id": number}
-    return event | {"pid": stage, "tid": 0, "ts": time} | ({"bp": "e"} if kind == "f" else {})
+    return event | {"pid": process, "tid": 0, "ts": time} | ({"bp": "e"} if kind == "f" else {})
 
 
 def _ends_of_messages(timed: tuple[Timed, ...]) -> Iterator[tuple[Message, str, float]]:

@@ -1,6 +1,7 @@
-"""A timeline as one SVG picture: a row a stage, a box a piece of work, idle time left white."""
+"""Timelines as one SVG picture: a row a stage, a box a piece of work, idle time left white."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 from rlt_dist.parallel.schedule.simulate import Timeline
@@ -22,31 +23,33 @@ _COLOURS = {
     Kind.ENCODE_BACKWARD: "#d9674e",
     Kind.EMBED_BACKWARD: "#9aa5b1",
 }
-_ROW, _GAP, _LEFT, _TOP, _WIDTH = 26, 4, 64, 34, 1400
+_ROW, _GAP, _GROUP, _LEFT, _TOP, _WIDTH = 26, 4, 20, 64, 26, 1400
 _LETTER = 6
 """Width of a figure inside a box; narrower boxes have no number."""
 _KEY = 150
 
 
-def picture(timeline: Timeline, title: str, unit: str) -> str:
+def picture(timelines: Mapping[str, Timeline], title: str, unit: str) -> str:
     """The text of an SVG file.
 
     Args:
-        timeline: of a simulation, or what the executor recorded.
+        timelines: by name, of a simulation or what the executor recorded; they stand one below the
+            other, each from its own start, over one axis of time.
         title: stands above.
-        unit: of the timeline's times, as it is to be read: "ticks", "s".
+        unit: of the timelines' times, as it is to be read: "ticks", "s".
     """
-    start = min((t.start for stage in timeline for t in stage), default=0.0)
-    end = max((t.end for stage in timeline for t in stage), default=0.0)
-    scale = _WIDTH / ((end - start) or 1.0)
-    bottom = _TOP + len(timeline) * (_ROW + _GAP)
-    kinds = [kind for kind in Kind if any(kind == k for k, *_ in _drawn(timeline))]
+    boxes = list(_boxes(timelines))
+    length = max((box.end for box in boxes), default=0.0)
+    bottom = _TOP + sum(len(timeline) * (_ROW + _GAP) + _GROUP for timeline in timelines.values())
+    kinds = [kind for kind in Kind if any(kind == box.work.kind for box in boxes)]
     lines = -(-len(kinds) * _KEY // _WIDTH)
+    scale = _WIDTH / (length or 1.0)
     body = [
         _text(_LEFT, 20, title, 'font-weight="bold"'),
-        *_rows(timeline, start, scale),
+        *_rows(timelines),
+        *(line for box in boxes for line in _drawn(box, scale)),
         _text(_LEFT, bottom + 14, "0"),
-        _text(_LEFT + _WIDTH, bottom + 14, f"{end - start:.4g} {unit}", 'text-anchor="end"'),
+        _text(_LEFT + _WIDTH, bottom + 14, f"{length:.4g} {unit}", 'text-anchor="end"'),
         *_key(kinds, bottom + 34),
     ]
     width, height = _LEFT + _WIDTH + 16, bottom + 34 + 20 * lines
@@ -57,29 +60,53 @@ def picture(timeline: Timeline, title: str, unit: str) -> str:
     return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *body, "</svg>\n"])
 
 
-def _drawn(timeline: Timeline) -> Iterator[tuple[Kind, int, Work, float, float]]:
-    """Kind, stage, work, start and end of all that takes time."""
-    for stage, timed in enumerate(timeline):
-        for what, start, end in timed:
+class _Box(NamedTuple):
+    """Work that takes time, from its timeline's start on; `y` is its row's."""
+
+    work: Work
+    start: float
+    end: float
+    y: int
+
+
+def _lines(timelines: Mapping[str, Timeline]) -> Iterator[tuple[str, int, int]]:
+    """Name, stage and y of every row."""
+    y = _TOP
+    for name, timeline in timelines.items():
+        y += _GROUP
+        for stage in range(len(timeline)):
+            yield name, stage, y
+            y += _ROW + _GAP
+
+
+def _boxes(timelines: Mapping[str, Timeline]) -> Iterator[_Box]:
+    origins = {
+        name: min((t.start for stage in timeline for t in stage), default=0.0)
+        for name, timeline in timelines.items()
+    }
+    for name, stage, y in _lines(timelines):
+        for what, start, end in timelines[name][stage]:
             if isinstance(what, Work) and end > start:
-                yield what.kind, stage, what, start, end
+                yield _Box(what, start - origins[name], end - origins[name], y)
 
 
-def _rows(timeline: Timeline, origin: float, scale: float) -> Iterator[str]:
-    for stage in range(len(timeline)):
-        y = _TOP + stage * (_ROW + _GAP)
+def _rows(timelines: Mapping[str, Timeline]) -> Iterator[str]:
+    for name, stage, y in _lines(timelines):
+        if stage == 0:
+            yield _text(_LEFT, y - 6, name)
         yield _text(8, y + 17, f"stage {stage}")
         yield f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH}" height="{_ROW}" fill="#f4f4f4"/>'
-    for kind, stage, work, start, end in _drawn(timeline):
-        x, y = _LEFT + (start - origin) * scale, _TOP + stage * (_ROW + _GAP)
-        width = (end - start) * scale
-        yield (
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{_ROW}" '
-            f'fill="{_COLOURS[kind]}"{_border(width)}>'
-            f"<title>{work}, {end - start:.4g}</title></rect>"
-        )
-        if width > _LETTER * (len(str(work.micro)) + 1):
-            yield _text(x + width / 2, y + 17, str(work.micro), 'text-anchor="middle"')
+
+
+def _drawn(box: _Box, scale: float) -> Iterator[str]:
+    x, width, work = _LEFT + box.start * scale, (box.end - box.start) * scale, box.work
+    yield (
+        f'<rect x="{x:.2f}" y="{box.y}" width="{width:.2f}" height="{_ROW}" '
+        f'fill="{_COLOURS[work.kind]}"{_border(width)}>'
+        f"<title>{work}, {box.end - box.start:.4g}</title></rect>"
+    )
+    if width > _LETTER * (len(str(work.micro)) + 1):
+        yield _text(x + width / 2, box.y + 17, str(work.micro), 'text-anchor="middle"')
 
 
 def _border(width: float) -> str:

@@ -58,6 +58,21 @@ def use(timeline: Timeline, kinds: Collection[Kind]) -> float:
     return sum(t.end - t.start for t in spans) / (whole * len(timeline))
 
 
+def full_use(stages: int, micro_batches: int, steps: int, *, feedback: bool = True) -> float:
+    """What `use` is in ticks, for one direction of one group of micro-batches of equal lengths.
+
+    m n / (m n + P - 1); a ring with m < P waits for the round to come back: m n / (P n + m - 1).
+
+    Args:
+        stages, micro_batches, steps: P, m and n; Transformer-XL has one step.
+        feedback: whether a step needs the one before from the last stage.
+    """
+    work = micro_batches * steps
+    if feedback and micro_batches < stages:
+        return work / (stages * steps + micro_batches - 1)
+    return work / (work + stages - 1)
+
+
 def _kind(instruction: Instruction) -> Kind | None:
     return instruction.kind if isinstance(instruction, Work) else None
 
