@@ -1,4 +1,4 @@
-"""`rlt-dist verify mesh` as a user runs it: a part of the table in docs/meshes.md, and its verdicts."""
+"""`rlt-dist verify mesh` as a user runs it: a part of docs/meshes.txt, and its verdicts."""
 
 import json
 import subprocess
