@@ -1,6 +1,7 @@
 """Reading a checkpoint on any number of processes."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -8,36 +9,51 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from rlt_dist.checkpoint.contents import Contents, blank, from_global
+from rlt_dist.checkpoint.contents import Contents, empty_like_stored
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
+from rlt_dist.checkpoint.pieces import PiecesLoader
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
-from rlt_dist.models.state import State
+from rlt_dist.parallel.local import LocalModel
 from rlt_dist.util.errors import UserError
 
 _TOKENS = Cursor.FIELDS.index("tokens")
 
 
-def load_contents(folder: Path, empty: State, mesh: Mesh) -> Contents:
-    """Everything of a checkpoint, state and cursors cut to this process's lanes.
+def load_contents(folder: Path, start: Contents, local: LocalModel, mesh: Mesh) -> Contents:
+    """A checkpoint's numbers of what this process has.
 
     Args:
-        empty: the state of lanes that have seen nothing, for what the checkpoint left out.
+        start: the same of a run that has done no step, which stays as it is; the state that the
+            checkpoint left out is taken from it.
 
     Raises:
         UserError: a lane's state and its cursor have not seen the same number of tokens.
     """
-    flat = {
-        name: blank(name, shape, dtype, mesh)
-        for name, (shape, dtype) in stored_tensors(folder).items()
-    }
-    dcp.load(flat, storage_reader=dcp.FileSystemReader(folder), process_group=mesh.world.group)
-    contents = from_global(flat, empty)
-    if not torch.equal(contents.state["tokens"], contents.cursors[:, _TOKENS]):
+    stored = stored_tensors(folder)
+    found = Contents(
+        {name: torch.empty_like(tensor) for name, tensor in start.model.items()},
+        {name: torch.empty_like(tensor) for name, tensor in start.optimizer.items()},
+        {
+            name: empty_like_stored(
+                stored[f"state.{name}"][0], tensor, local.plan.state_cut(name), mesh
+            )
+            for name, tensor in start.state.items()
+            if f"state.{name}" in stored
+        },
+        torch.empty_like(start.cursors),
+    )
+    dcp.load(
+        found.pieces(local, mesh),
+        storage_reader=dcp.FileSystemReader(folder),
+        planner=PiecesLoader(),
+        process_group=mesh.world.group,
+    )
+    if not torch.equal(found.state["tokens"], found.cursors[:, _TOKENS]):
         raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
-    return contents
+    return replace(found, state=start.state | found.state)
 
 
 def load_parameters(folder: Path, model: Model) -> None:

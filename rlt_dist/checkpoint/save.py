@@ -5,7 +5,6 @@ from pathlib import Path
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.manifest import (
     Facts,
     checkpoints,
@@ -14,13 +13,16 @@ from rlt_dist.checkpoint.manifest import (
     step_of,
     write_manifest,
 )
+from rlt_dist.checkpoint.pieces import Pieces, PiecesSaver
 from rlt_dist.mesh.collectives import on_leader
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import commit_folder, remove_folder
 
 
-def save_checkpoint(folder: Path, contents: Contents, facts: Facts, mesh: Mesh, keep: int) -> Path:
+def save_checkpoint(
+    folder: Path, contents: dict[str, Pieces], facts: Facts, mesh: Mesh, keep: int
+) -> Path:
     """Write one checkpoint and remove all but the newest `keep`.
 
     Until the rename the checkpoint does not exist, so a process killed at any moment leaves
@@ -73,10 +75,15 @@ def clear_leftovers(folder: Path) -> None:
         remove_folder(leftover)
 
 
-def _write(partial: Path, contents: Contents, mesh: Mesh) -> None:
+def _write(partial: Path, contents: dict[str, Pieces], mesh: Mesh) -> None:
     writer = dcp.FileSystemWriter(partial, sync_files=True)
     try:
-        dcp.save(contents.to_global(mesh), storage_writer=writer, process_group=mesh.world.group)
+        dcp.save(
+            contents,
+            storage_writer=writer,
+            planner=PiecesSaver(),
+            process_group=mesh.world.group,
+        )
     except CheckpointException as error:
         for rank, (failure, _) in sorted(error.failures.items()):
             reason = _why_unwritten(failure)

@@ -50,6 +50,8 @@ class OptimizerConfig(Strict):
     engine: Literal["torch", "deepspeed"] = "torch"
     """Who keeps the optimizer's state cut over data-parallel ranks. torch: this project;
     deepspeed: DeepSpeed's ZeRO, whose master weights are float32."""
+    zero_stage: Literal[1, 2] = 1
+    """deepspeed. 1: the optimizer's state is cut; 2: once they are summed, gradients too."""
 
 
 class ScheduleConfig(Strict):
@@ -265,6 +267,26 @@ class RunConfig(Strict):
             raise ValueError(
                 "pipeline.group and pipeline.in_flight are for RLT's ring; "
                 "Transformer-XL's order is pipeline.schedule"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> "RunConfig":
+        engine, stage, stages = (
+            self.optimizer.engine,
+            self.optimizer.zero_stage,
+            self.mesh.pipeline,
+        )
+        if engine == "torch" and stage != 1:
+            raise ValueError(f"optimizer.zero_stage {stage} is for optimizer.engine: deepspeed")
+        if engine == "deepspeed" and self.train.precision != "float32":
+            raise ValueError(
+                "optimizer.engine: deepspeed computes in float32, and train.precision is "
+                f"{self.train.precision}; take engine torch, or float32"
+            )
+        if stage == 2 and stages > 1:
+            raise ValueError(
+                f"optimizer.zero_stage 2 needs mesh.pipeline 1, which is {stages}; take stage 1"
             )
         return self
 

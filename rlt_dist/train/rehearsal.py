@@ -14,9 +14,9 @@ from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pi
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import seed_from
+from rlt_dist.parallel.engine.engine import make_engine
 from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.local import LocalModel
-from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.train.session import new_model
 from rlt_dist.train.step import StepResult, train_step
 
@@ -43,7 +43,7 @@ class Rehearsal:
         self.lanes = lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
         config.micro_batch_lanes(len(self.lanes))
         self.local: LocalModel = new_model(config, vocabulary, mesh)
-        self._optimizer = NamedAdamW(self.local.parameters, config.optimizer)
+        self._optimizer = make_engine(self.local, config.optimizer, mesh)
         self.state: State = self.local.model.empty_state(len(self.lanes))
         self.steps = 0
 

@@ -26,9 +26,9 @@ from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World
 from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
+from rlt_dist.parallel.engine.engine import Engine, make_engine
 from rlt_dist.parallel.local import LocalModel, build_local
 from rlt_dist.parallel.seam import seam_of
-from rlt_dist.train.optimizer import NamedAdamW
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
 
@@ -49,7 +49,7 @@ class Session:
     mesh: Mesh
     corpus: CorpusIndex
     local_model: LocalModel
-    optimizer: NamedAdamW
+    optimizer: Engine
     step: int
     state: State
     cursors: Tensor
@@ -87,9 +87,6 @@ class Session:
 
     def save(self) -> Path:
         """Write a checkpoint of the step just done."""
-        contents = Contents(
-            self.optimizer.parameters, self.optimizer.tensors(), self.state, self.cursors
-        )
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
@@ -98,7 +95,13 @@ class Session:
             identity=self.config.identity(),
         )
         folder = self.config.run_folder / CHECKPOINTS
+        contents = self.contents().pieces(self.local_model, self.mesh)
         return save_checkpoint(folder, contents, facts, self.mesh, self.config.checkpoint.keep)
+
+    def contents(self) -> Contents:
+        """What a checkpoint keeps of it."""
+        parameters = self.local_model.parameters
+        return Contents(parameters, self.optimizer.tensors(), self.state, self.cursors)
 
 
 @contextmanager
@@ -116,13 +119,14 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
     together(world, lambda: _check_fit(config, corpus, tokenizer))
     model = together(world, lambda: new_model(config, corpus.vocabulary, mesh))
+    engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
         on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
         newest = on_leader(world, lambda: _newest(config, corpus))
         changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
-        session = _new_session(config, mesh, corpus, model, tokenizer)
+        session = _new_session(config, mesh, corpus, model, engine, tokenizer)
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if newest is not None:
             _resume(session, newest)
@@ -130,7 +134,12 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
 
 
 def _new_session(
-    config: RunConfig, mesh: Mesh, corpus: CorpusIndex, model: LocalModel, tokenizer: Tokenizer
+    config: RunConfig,
+    mesh: Mesh,
+    corpus: CorpusIndex,
+    model: LocalModel,
+    engine: Engine,
+    tokenizer: Tokenizer,
 ) -> Session:
     """The session of a run that has done no step."""
     local = _local_lanes(config, mesh)
@@ -140,7 +149,7 @@ def _new_session(
         mesh=mesh,
         corpus=corpus,
         local_model=model,
-        optimizer=NamedAdamW(model.parameters, config.optimizer),
+        optimizer=engine,
         step=0,
         state=model.model.empty_state(len(local)),
         cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
@@ -224,9 +233,10 @@ def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
 
 def _resume(session: Session, folder: Path) -> None:
     """Take over a checkpoint whose corpus, tokenizer and configuration are known to fit."""
-    contents = together(session.world, lambda: load_contents(folder, session.state, session.mesh))
+    local, mesh, start = session.local_model, session.mesh, session.contents()
+    contents = together(session.world, lambda: load_contents(folder, start, local, mesh))
     with torch.no_grad():
-        for name, parameter in session.optimizer.parameters.items():
+        for name, parameter in local.parameters.items():
             parameter.copy_(contents.model[name])
     session.optimizer.load(contents.optimizer)
     session.state, session.cursors = contents.state, contents.cursors

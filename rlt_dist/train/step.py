@@ -15,7 +15,7 @@ from rlt_dist.inference.forward import (
     output_loss,
     through_pipeline,
 )
-from rlt_dist.mesh.collectives import all_sum, sum_all
+from rlt_dist.mesh.collectives import all_sum
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import (
     State,
@@ -26,9 +26,9 @@ from rlt_dist.models.state import (
     select_lanes,
 )
 from rlt_dist.ops.noise import Noise
+from rlt_dist.parallel.engine.engine import Engine
 from rlt_dist.parallel.gradients import complete_gradients
 from rlt_dist.parallel.local import LocalModel
-from rlt_dist.train.optimizer import NamedAdamW
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StepResult:
 
 def train_step(
     local: LocalModel,
-    optimizer: NamedAdamW,
+    optimizer: Engine,
     batch: Batch,
     state: State,
     *,
@@ -73,9 +73,7 @@ def train_step(
     optimizer.zero_gradients()
     share, new_state = _forward_backward(local, mesh, batch, state, config, step, scored)
     complete_gradients(local, mesh)
-    sum_all([p.grad for p in local.parameters.values() if p.grad is not None], mesh.data)
-    square = optimizer.gradient_square(local.counted)
-    square = square if mesh.place.data == 0 else torch.zeros_like(square)
+    square = optimizer.reduce()
     loss, squared = all_sum(torch.stack((share, square)), mesh.world.group).tolist()
     norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
     finite = math.isfinite(loss) and math.isfinite(norm)

@@ -52,6 +52,11 @@ IMPOSSIBLE = [
     ),
     (
         "rlt",
+        "mesh.pipeline=2 optimizer.engine=deepspeed optimizer.zero_stage=2",
+        "optimizer.zero_stage 2 needs mesh.pipeline 1, which is 2; take stage 1",
+    ),
+    (
+        "rlt",
         "pipeline.schedule=gpipe",
         "pipeline.schedule gpipe is for Transformer-XL; "
         "RLT's order follows from pipeline.group and pipeline.in_flight",
@@ -74,6 +79,24 @@ def test_an_impossible_mesh_is_one_line_with_the_numbers(
 ) -> None:
     message = runs.refuse(None, *overrides.split(), model=model)
     assert message == f"{runs.path}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ("optimizer.zero_stage=2", "optimizer.zero_stage 2 is for optimizer.engine: deepspeed"),
+        *[
+            (
+                f"optimizer.engine=deepspeed train.precision={precision}",
+                "optimizer.engine: deepspeed computes in float32, and train.precision is "
+                f"{precision}; take engine torch, or float32",
+            )
+            for precision in ("float64", "bfloat16")
+        ],
+    ],
+)
+def test_what_an_engine_cannot_do_is_one_line(runs: Any, overrides: str, line: str) -> None:
+    assert runs.refuse(None, *overrides.split()) == f"{runs.path}: {line}"
 
 
 @pytest.mark.parametrize(

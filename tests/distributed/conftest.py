@@ -1,11 +1,12 @@
 """Two launches of ranks for all tests here: two processes, then four."""
 
+import itertools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,12 +28,36 @@ MICRO_BATCHES = {
 }
 """By processes and model; null: all of a rank's lanes at once, which are two on four ranks."""
 
+AXES = ("data", "pipeline", "tensor")
+SHORT = ("data.segment=5", "checkpoint.every=2", "train.steps=3")
 LONG = ("rlt1", "train.steps=30", "checkpoint.every=2", "checkpoint.keep=2")
+
+MESHES = {
+    1: dict.fromkeys(("rlt1", "rlt2", "xl"), ("1x1x1",)),
+    2: dict.fromkeys(("rlt1", "rlt2", "xl"), ("2x1x1", "1x2x1", "1x1x2")),
+    4: {
+        "rlt1": ("1x2x2", "2x2x1", "2x1x2", "1x4x1", "1x1x4"),
+        "rlt2": ("1x2x2", "2x2x1", "2x1x2"),
+        "xl": ("4x1x1", "1x2x2", "2x1x2", "1x1x4"),
+    },
+}
+"""By processes and model: data x pipeline x tensor."""
+
+WIDER = {
+    "rlt1": (
+        *("encoder_layers=4", "decoder_layers=5", "memory_groups=2"),
+        *("heads=4", "kv_heads=2", "ffn=26"),
+    ),
+    "rlt2": ("encoder_layers=4", "decoder_layers=4", "heads=4", "ffn=26"),
+    "xl": ("layers=5", "heads=4", "d_inner=26", "cutoffs=[3,8]"),
+}
+"""Layers and heads for four stages or tensor ranks: uneven stages, key/value heads that two or four
+tensor ranks hold, inner columns that do not divide, a vocabulary of three parts."""
 
 Result = Callable[[int, str], dict[str, Any]]
 
 
-def launch(processes: int, cases: list[dict[str, Any]], folder: Path) -> None:
+def launch(processes: int, cases: list[dict[str, Any]], folder: Path, seconds: int = 200) -> None:
     """Run cases of the driver under torchrun."""
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -42,7 +67,7 @@ def launch(processes: int, cases: list[dict[str, Any]], folder: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -65,6 +90,22 @@ def case(folder: Path, name: str, kind: str = "train", **more: object) -> dict[s
     return {"name": name, "kind": kind, "config": str(folder / name / "run.yaml"), **more}
 
 
+def mesh_cases(
+    processes: int, folder: Path, configure: Callable[..., Any], words: Path
+) -> list[dict[str, Any]]:
+    """Models on meshes: a run, and the end of it once more from a checkpoint."""
+    cases = []
+    for model, meshes in MESHES[processes].items():
+        for mesh in meshes:
+            name, axes = f"again-{mesh}-{model}", zip(AXES, mesh.split("x"), strict=True)
+            choices = [f"model.{choice}" for choice in WIDER[model]]
+            choices += [f"mesh.{axis}={size}" for axis, size in axes]
+            choices += [f"data.path={words}"] if model == "xl" else []
+            configure(folder / name, model, *choices, *SHORT)
+            cases.append(case(folder, name, "resume"))
+    return cases
+
+
 def resumed_cases(saved: Path, folder: Path, configure: Callable[..., Any]) -> list[dict[str, Any]]:
     """Go on from a copy of what two processes saved after step 2."""
     cases = []
@@ -79,9 +120,10 @@ def resumed_cases(saved: Path, folder: Path, configure: Callable[..., Any]) -> l
 
 
 @pytest.fixture(scope="session")
-def on_two(once: Callable[..., Path], configure: Callable[..., Any]) -> Path:
+def on_two(once: Callable[..., Path], configure: Callable[..., Any], words_corpus: Path) -> Path:
     def make(folder: Path) -> None:
         cases = training_cases(2, folder, configure)
+        cases += mesh_cases(2, folder, configure, words_corpus)
         for model in ("rlt1", "xl"):
             configure(folder / f"save-{model}", model, "checkpoint.every=2")
             cases.append(case(folder, f"save-{model}"))
@@ -95,9 +137,12 @@ def on_two(once: Callable[..., Path], configure: Callable[..., Any]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def on_four(once: Callable[..., Path], configure: Callable[..., Any], on_two: Path) -> Path:
+def on_four(
+    once: Callable[..., Path], configure: Callable[..., Any], words_corpus: Path, on_two: Path
+) -> Path:
     def make(folder: Path) -> None:
         cases = training_cases(4, folder, configure)
+        cases += mesh_cases(4, folder, configure, words_corpus)
         configure(folder / "undropped", "rlt1", "model.dropout=0.0", "train.steps=2")
         cases.append(case(folder, "undropped"))
         cases += [
@@ -116,14 +161,46 @@ def on_four(once: Callable[..., Path], configure: Callable[..., Any], on_two: Pa
 
 @pytest.fixture(scope="session")
 def on_one(
-    once: Callable[..., Path], configure: Callable[..., Any], on_two: Path, driver: ModuleType
+    once: Callable[..., Path],
+    configure: Callable[..., Any],
+    words_corpus: Path,
+    on_two: Path,
+    driver: ModuleType,
 ) -> Path:
     def make(folder: Path) -> None:
         cases = training_cases(1, folder, configure) + resumed_cases(on_two, folder, configure)
+        cases += mesh_cases(1, folder, configure, words_corpus)
         (folder / "cases.json").write_text(json.dumps(cases))
         driver.main(folder / "cases.json", folder)
 
     return once("one-process", make)
+
+
+@pytest.fixture(scope="session")
+def with_deepspeed(once: Callable[..., Path], configure: Callable[..., Any]) -> Path:
+    """Runs in float32 by both engines, and their ends once more from a checkpoint."""
+
+    def make(folder: Path) -> None:
+        for processes, meshes in ((2, ("2x1x1",)), (4, ("2x1x2", "2x2x1"))):
+            cases = []
+            for name, choices in deepspeed_runs(meshes):
+                configure(folder / name, *choices)
+                cases.append(case(folder, name, "resume"))
+            launch(processes, cases, folder, seconds=600)
+
+    return once("with-deepspeed", make)
+
+
+def deepspeed_runs(meshes: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    for mesh, model in itertools.product(meshes, WIDER):
+        axes = [f"mesh.{axis}={n}" for axis, n in zip(AXES, mesh.split("x"), strict=True)]
+        wider = [f"model.{choice}" for choice in WIDER[model] if "cutoffs" not in choice]
+        common = [model, *axes, *wider, "train.precision=float32", "checkpoint.every=2"]
+        yield f"{mesh}-{model}-torch", common
+        engine = "optimizer.engine=deepspeed"
+        yield f"{mesh}-{model}-1", [*common, engine]
+        if "mesh.pipeline=1" in axes:
+            yield f"{mesh}-{model}-2", [*common, engine, "optimizer.zero_stage=2"]
 
 
 @pytest.fixture
@@ -133,25 +210,22 @@ def long_run(configure: Callable[..., Any], tmp_path: Path) -> RunConfig:
 
 
 @pytest.fixture
-def result(request: pytest.FixtureRequest) -> Result:
-    """`result(processes, name)`: what the driver gathered of a case."""
+def folder(request: pytest.FixtureRequest) -> Callable[[int, str], Path]:
+    """`folder(processes, name)`: where a case was run."""
     fixtures = {1: "on_one", 2: "on_two", 4: "on_four"}
-
-    def read(processes: int, name: str) -> dict[str, Any]:
-        return torch.load(request.getfixturevalue(fixtures[processes]) / f"{name}.pt")
-
-    return read
+    return lambda processes, name: request.getfixturevalue(fixtures[processes]) / name
 
 
 @pytest.fixture
-def records(request: pytest.FixtureRequest, metrics: Callable[..., Any]) -> Any:
+def result(folder: Callable[[int, str], Path]) -> Result:
+    """`result(processes, name)`: what the driver gathered of a case."""
+    return lambda processes, name: torch.load(folder(processes, f"{name}.pt"))
+
+
+@pytest.fixture
+def records(folder: Callable[[int, str], Path], metrics: Callable[..., Any]) -> Any:
     """`records(processes, name)`: the metrics of a case."""
-    fixtures = {1: "on_one", 2: "on_two", 4: "on_four"}
-
-    def read(processes: int, name: str) -> list[dict[str, Any]]:
-        return metrics(request.getfixturevalue(fixtures[processes]) / name / "run")
-
-    return read
+    return lambda processes, name: metrics(folder(processes, name) / "run")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ every rank RESULTS/left-RANK.json: the threads that are left when its world is c
 """
 
 import json
+import shutil
 import sys
 import threading
 import time
@@ -128,7 +129,7 @@ def opened(config: RunConfig, world: World) -> Iterator[Session]:
 def spoil_gradient(session: Session, steps: set[int], rank: int) -> None:
     """Put NaN into one gradient of one rank in some steps, after it was computed."""
     name, parameter = next((name, p) for name, p in session.model.named_parameters() if p.dim() > 1)
-    assert name in session.optimizer.parameters
+    assert name in session.local_model.parameters
     if session.world.rank == rank:
 
         def spoil(tensor: Tensor) -> None:
@@ -160,7 +161,8 @@ def train_case(case: dict[str, Any], world: World) -> dict[str, Any]:
     return {
         "forwards": [forward for part in seen for forward in part],
         "parameters": whole(world, watched.parameters),
-        "optimizer": whole(world, copy_of(session.optimizer.tensors())),
+        "optimizer": joined(whole(world, copy_of(session.optimizer.tensors()))),
+        "optimizer_elements": whole(world, elements(session)),
         "state": joined(whole(world, copy_of(session.state))),
         "cursors": torch.cat(whole(world, session.cursors)),
         "notes": session.notes,
@@ -168,7 +170,29 @@ def train_case(case: dict[str, Any], world: World) -> dict[str, Any]:
 
 
 def joined(parts: list[Tensors]) -> Tensors:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    """Whole tensors from those of ranks along the data axis."""
+    return {
+        name: torch.cat([part[name] for part in parts]) if tensor.dim() else tensor
+        for name, tensor in parts[0].items()
+    }
+
+
+def elements(session: Session) -> dict[str, int]:
+    return {name: tensor.numel() for name, tensor in session.optimizer.tensors().items()}
+
+
+def resume_case(case: dict[str, Any], world: World) -> dict[str, Any]:
+    """Train in `run`; in `again`, go on from a copy of what that saved after step 2."""
+    config = load_typed(Path(case["config"]), RunConfig)
+    again = config.model_copy(update={"run_folder": config.run_folder.with_name("again")})
+    train(config, world)
+    on_leader(world, lambda: copy_start(config.run_folder, again.run_folder))
+    return {"notes": train(again, world).notes}
+
+
+def copy_start(run: Path, copy: Path) -> None:
+    later = shutil.ignore_patterns("step-0000000[3-9]")
+    shutil.copytree(run, copy, ignore=later)
 
 
 def errors_case(_: dict[str, Any], world: World) -> dict[str, Any]:
@@ -226,7 +250,12 @@ def threads_left() -> list[str]:
     return python + [name for name in names if "gloo" in name]
 
 
-KINDS = {"train": train_case, "errors": errors_case, "mesh": mesh_case}
+KINDS = {
+    "train": train_case,
+    "resume": resume_case,
+    "errors": errors_case,
+    "mesh": mesh_case,
+}
 
 
 def main(cases: Path, results: Path) -> None:

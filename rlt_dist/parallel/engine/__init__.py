@@ -1,0 +1,1 @@
+"""Who updates the parameters, the optimizer's state cut over the data axis: one interface."""
