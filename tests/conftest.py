@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -26,6 +27,10 @@ from rlt_dist.data.prepare import prepare_corpus
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
+
+# No test is timed: a machine that does other work must not fail one.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # Two workers on two cores: threads that wait for each other would take most of the time.
 os.environ["OMP_NUM_THREADS"] = "1"
