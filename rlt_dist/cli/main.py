@@ -12,6 +12,7 @@ from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.generate import generate
+from rlt_dist.cli.params import params
 from rlt_dist.cli.report import report
 from rlt_dist.cli.trace import trace
 from rlt_dist.cli.train import train
@@ -36,6 +37,7 @@ app.add_typer(data_app, name="data")
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(params)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
 app.command()(trace)
