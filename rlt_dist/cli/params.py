@@ -42,9 +42,10 @@ def params(
     Example: `rlt-dist params configs/rlt_48x48.yaml --vocabulary 32000 --mesh 1x8x2`
     """
     from rlt_dist.config.load import load_typed
-    from rlt_dist.config.run import RunConfig, cut_trouble
+    from rlt_dist.config.run import RunConfig
     from rlt_dist.mesh.axes import Axes, parse_axes
     from rlt_dist.parallel.plan.counts import count_parameters
+    from rlt_dist.parallel.plan.layout import check_vocabulary
 
     wished = list(overrides or ())
     if mesh is not None:
@@ -54,9 +55,7 @@ def params(
     config = load_typed(file, RunConfig, wished)
     axes = Axes(config.mesh.data or 1, config.mesh.pipeline, config.mesh.tensor)
     ids = _vocabulary(config.data.path) if vocabulary is None else vocabulary
-    trouble = cut_trouble("the vocabulary of", ids, axes.tensor)
-    if trouble is not None:
-        raise UserError(trouble)
+    check_vocabulary(config.model, ids, axes.tensor)
     counts = count_parameters(config.model, ids, axes)
     if as_json:
         _print_json(file, ids, axes, counts)

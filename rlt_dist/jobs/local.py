@@ -19,6 +19,9 @@ _HERE = "127.0.0.1"
 _PATIENCE = 5.0
 """Seconds between the signal that asks a rank to end and the one that ends it."""
 
+_MISTAKE = 2
+"""Exit status after a mistake that a person can correct."""
+
 Processes = list[subprocess.Popen[bytes]]
 
 
@@ -54,7 +57,23 @@ def run_ranks(size: int, arguments: Sequence[str], output: Path) -> None:
         failed = _first_to_fail(ranks)
     if failed is not None:
         told = first_failure(store) or f"rank {failed}: {_status(ranks[failed].returncode)}"
+        if size == 1 and ranks[failed].returncode == _MISTAKE:
+            raise UserError(_last_line(output))
         raise UserError(f"{told} (what all {size} ranks printed is in {output})")
+
+
+@contextmanager
+def shown_on_one_rank() -> Iterator[None]:
+    """Let a single rank, which no other watches, end with its mistake in one line."""
+    try:
+        yield
+    except UserError as error:
+        print(error)
+        sys.exit(_MISTAKE)
+
+
+def _last_line(file: Path) -> str:
+    return file.read_text(errors="replace").strip().rpartition("\n")[2]
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manife
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
-from rlt_dist.config.run import RunConfig, cut_trouble
+from rlt_dist.config.run import RunConfig
 from rlt_dist.data.index import CorpusIndex, load_corpus
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import LaneLoader, lanes_of_rank
@@ -28,6 +28,7 @@ from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
 from rlt_dist.parallel.engine.engine import Engine, make_engine
 from rlt_dist.parallel.local import LocalModel, build_local
+from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.parallel.seam import seam_of
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
@@ -167,9 +168,7 @@ def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> 
     splits = ["train"] if config.validation.every is None else ["train", "validation"]
     for split in splits:
         plan_lanes(corpus.split(split), config.data.lanes, config.train.seed)
-    trouble = cut_trouble("the vocabulary of", corpus.vocabulary, config.mesh.tensor)
-    if trouble is not None:
-        raise UserError(trouble)
+    check_vocabulary(config.model, corpus.vocabulary, config.mesh.tensor)
     cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
     if cutoffs and not tokenizer.ranked:
         raise UserError(

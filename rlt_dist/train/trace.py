@@ -13,12 +13,13 @@ from pydantic import BaseModel
 from rlt_dist.config.model import RltConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.loader import lanes_of_rank
-from rlt_dist.jobs.local import run_ranks
+from rlt_dist.jobs.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import open_world
 from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.mesh import mesh_of
+from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.parallel.schedule.chrome import chrome_trace
 from rlt_dist.parallel.schedule.compare import Share, Use, measured, shares, uses
 from rlt_dist.parallel.schedule.instructions import Schedule, Work
@@ -70,6 +71,7 @@ def trace(config: RunConfig, vocabulary: int, output: Path) -> Summary:
     """
     axes = _axes(config)
     config.micro_batch_lanes(len(lanes_of_rank(config.data.lanes, 0, axes.data)))
+    check_vocabulary(config.model, vocabulary, axes.tensor)
     if isinstance(config.model, RltConfig) and config.ops.recurrence == "reference":
         raise UserError(
             "ops.recurrence: reference is one autograd graph and has no steps to show; take another"
@@ -141,4 +143,5 @@ def _end(timeline: Timeline) -> float:
 
 
 if __name__ == "__main__":
-    trace_rank(Path(sys.argv[1]))
+    with shown_on_one_rank():
+        trace_rank(Path(sys.argv[1]))

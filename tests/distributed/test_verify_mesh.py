@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from rlt_dist.cli.main import main
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.train.check import campaign
+from rlt_dist.train.check.campaign import Campaign
 from rlt_dist.train.check.case import Case, deviation_of, relative_error
 
 VERIFY = Path(__file__).parents[2] / "configs" / "verify"
@@ -52,17 +55,44 @@ def test_more_stages_more_cuts_more_replicas_small_micro_batches_and_recomputati
     check(status, rows, 18)
 
 
-def test_another_result_is_called_wrong() -> None:
+def test_a_variant_that_changes_the_result_is_held_to_a_reference_of_its_own() -> None:
     status, rows, _ = verify(
         *files("txl"), "--mesh", "1x1x1", "--steps", "1", "--variant", "train.seed=1"
     )
-    assert [row["ok"] for row in rows] == [True, False]
-    assert status == 1
+    check(status, rows, 2)
+
+
+def test_bfloat16_of_padded_chunks_on_cut_weights_is_close_in_its_losses() -> None:
+    status, rows, _ = verify(*files("rlt2"), "--mesh", "1x1x2", "--precision", "bfloat16")
+    assert [row["ok"] for row in rows] == [True]
+    assert 0 < rows[0]["loss"] < 1e-2
+    assert status == 0
+
+
+def test_another_result_is_called_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run is held to a reference of another seed; the command tells it by its exit status."""
+    original = campaign._case
+
+    def other_seed(of: Campaign, file: Path, overrides: Any, name: str, reference: Any) -> Case:
+        more = ["train.seed=1"] if reference is None else []
+        return original(of, file, [*overrides, *more], name, reference)
+
+    monkeypatch.setattr(campaign, "_case", other_seed)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    arguments = ["verify", "mesh", *files("txl"), "--mesh", "1x1x1", "--steps", "1"]
+    monkeypatch.setattr(sys, "argv", ["rlt-dist", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert "WRONG" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("mesh", "says"),
     [
+        ("1x1x4 --vocabulary 5", "the vocabulary of 5 cannot be cut over mesh.tensor 4"),
         ("2x2", "write data x pipeline x tensor"),
         ("3x1x1", "8 lanes cannot be shared equally by 3 data-parallel ranks"),
         ("1x1x3", "mesh.tensor 3 does not divide model.heads 4"),
@@ -70,11 +100,18 @@ def test_another_result_is_called_wrong() -> None:
     ],
 )
 def test_an_impossible_mesh_is_one_line_before_anything_starts(mesh: str, says: str) -> None:
-    status, rows, said = verify(*files("rlt1"), "--mesh", mesh)
+    status, rows, said = verify(*files("rlt1"), "--mesh", *mesh.split())
     assert status == 2
     assert not rows
     assert len(said.splitlines()) == 1
     assert says in said
+
+
+def test_cutoffs_beyond_the_vocabulary_are_one_line_too() -> None:
+    status, _, said = verify(*files("txl_adaptive"), "--mesh", "1x1x2", "--vocabulary", "100")
+    assert status == 2
+    assert len(said.splitlines()) == 1
+    assert "cutoffs end at 300, but the vocabulary has 100 ids" in said
 
 
 def test_errors_are_relative_to_the_tensor_and_nothing_missing_is_passed_over(

@@ -63,7 +63,11 @@ cases = st.builds(
 
 
 def run(
-    case: Case, backend: str, dtype: torch.dtype = torch.float64, seed: int = 0
+    case: Case,
+    backend: str,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    bfloat16: bool = False,
 ) -> dict[str, Tensor]:
     """Outputs, the state after the last segment, and the gradient of a loss that reads both."""
     sizes = {"d_model": 16, "heads": 4, "ffn": 20, "encoder_layers": 2, "decoder_layers": 2}
@@ -82,7 +86,8 @@ def run(
         part = slice(first, first + case.segment)
         noise = Noise(1, step, torch.arange(LANES))
         state = detach(state) if case.detached else state
-        output, state = model(tokens[:, part], start[:, part], state, noise)
+        with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+            output, state = model(tokens[:, part], start[:, part], state, noise)
         outputs.append(output)
     output = torch.cat(outputs, dim=1)
     carried = {f"state.{k}": v for k, v in state.items() if v.is_floating_point()}
@@ -121,6 +126,17 @@ def test_float32_is_close_to_the_reference_in_float64(fast, feedback):
     case = Case({"feedback": feedback, "memory_len": 6, "window": 4})
     found = {name: tensor.double() for name, tensor in run(case, fast, torch.float32).items()}
     assert worst(found, run(case, "reference")) <= 1e-4
+
+
+@pytest.mark.parametrize("recompute", ["none", 2])
+@pytest.mark.parametrize("feedback", [0, 1, 3])
+def test_bfloat16_products_of_the_loop_in_torch_are_close_also_where_chunks_are_padded(
+    feedback, recompute
+):
+    case = Case({"feedback": feedback, "memory_len": 6, "window": 4}, recompute=recompute)
+    found = run(case, "python", torch.float32, bfloat16=True)["output"].double()
+    expected = run(case, "reference")["output"]
+    assert 1e-5 < worst({"output": found}, {"output": expected}) <= 0.1
 
 
 def test_norms_are_not_rounded_where_products_are():

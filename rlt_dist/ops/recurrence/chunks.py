@@ -36,7 +36,7 @@ class Slots:
         if self.index is None:
             buffer[self.first : self.first + self.count] = value
         else:
-            buffer[self.index, self._lanes] = value
+            buffer[self.index, self._lanes] = value.to(buffer.dtype)
 
 
 @dataclass(frozen=True)

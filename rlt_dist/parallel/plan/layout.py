@@ -6,11 +6,14 @@ from typing import Any, Protocol
 import torch
 
 from rlt_dist.config.model import ModelConfig, RltConfig, TransformerXLConfig
+from rlt_dist.config.run import cut_trouble
 from rlt_dist.models.build import Model, build_model
+from rlt_dist.models.transformer_xl.adaptive import Clusters
 from rlt_dist.parallel.plan.cut import Cut
 from rlt_dist.parallel.plan.placement import Placement, place
 from rlt_dist.parallel.plan.rlt import RltPlan
 from rlt_dist.parallel.plan.transformer_xl import TransformerXLPlan
+from rlt_dist.util.errors import UserError
 
 
 class Plan(Protocol):
@@ -51,6 +54,19 @@ def plan_for(config: ModelConfig, vocabulary: int) -> Plan:
     if isinstance(config, RltConfig):
         return RltPlan(config, vocabulary)
     return TransformerXLPlan(config, vocabulary)
+
+
+def check_vocabulary(config: ModelConfig, vocabulary: int, tensor: int) -> None:
+    """Check that a model can have a vocabulary, cut over so many processes.
+
+    Raises:
+        UserError: some process would get none of it, or cutoffs do not lie below it.
+    """
+    trouble = cut_trouble("the vocabulary of", vocabulary, tensor)
+    if trouble is not None:
+        raise UserError(trouble)
+    if isinstance(config, TransformerXLConfig):
+        Clusters(config.cutoffs, vocabulary)
 
 
 def blueprint(config: ModelConfig, vocabulary: int, placement: Placement) -> Model:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
+from rlt_dist.jobs.local import shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World, open_world
 from rlt_dist.parallel.mesh import mesh_of
@@ -147,4 +148,5 @@ def run_cases(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_cases(Path(sys.argv[1]))
+    with shown_on_one_rank():
+        run_cases(Path(sys.argv[1]))
