@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, einsum
 
-from rlt_dist.models.present import present
+from rlt_dist.models.modules import present
 from rlt_dist.models.state import State
 from rlt_dist.models.transformer_xl.layers import Layer, RelativeAttention
 from rlt_dist.models.transformer_xl.model import TransformerXL

@@ -43,17 +43,15 @@ def params(
     """
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
-    from rlt_dist.mesh.axes import Axes, parse_axes
+    from rlt_dist.mesh.axes import least_axes, parse_axes
     from rlt_dist.parallel.plan.counts import count_parameters
     from rlt_dist.parallel.plan.layout import check_vocabulary
 
     wished = list(overrides or ())
     if mesh is not None:
-        asked = parse_axes(mesh)
-        wished += [f"mesh.data={asked.data}", f"mesh.pipeline={asked.pipeline}"]
-        wished += [f"mesh.tensor={asked.tensor}"]
+        wished += parse_axes(mesh).overrides()
     config = load_typed(file, RunConfig, wished)
-    axes = Axes(config.mesh.data or 1, config.mesh.pipeline, config.mesh.tensor)
+    axes = least_axes(config.mesh)
     ids = _vocabulary(config.data.path) if vocabulary is None else vocabulary
     check_vocabulary(config.model, ids, axes.tensor)
     counts = count_parameters(config.model, ids, axes)

@@ -31,15 +31,12 @@ def trace(
 
     Example: `rlt-dist trace configs/verify/rlt1.yaml --mesh 1x4x1 --output runs/trace`
     """
-    from dataclasses import asdict
-
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
     from rlt_dist.mesh.axes import parse_axes
     from rlt_dist.train.trace import trace as run_traced
 
-    axes = {} if mesh is None else asdict(parse_axes(mesh))
-    sizes = [f"mesh.{axis}={size}" for axis, size in axes.items()]
+    sizes = [] if mesh is None else parse_axes(mesh).overrides()
     config = load_typed(file, RunConfig, [*(overrides or ()), *sizes])
     _show(run_traced(config, vocabulary, output))
     print(f"written to {output}: trace.json (open it in ui.perfetto.dev), trace.svg, summary.json")

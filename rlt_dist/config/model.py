@@ -50,6 +50,10 @@ class RltConfig(Strict):
     def key_value_heads(self) -> int:
         return self.kv_heads if self.kv_heads is not None else self.heads
 
+    def memory_group(self, layer: int) -> int:
+        """The group whose memory decoder layer `layer` reads."""
+        return layer * self.memory_groups // self.decoder_layers
+
     @model_validator(mode="after")
     def _check(self) -> "RltConfig":
         if self.d_head is None and self.d_model % self.heads:

@@ -103,7 +103,7 @@ class PipelineScorer:
         return all_sum(found, self._mesh.pipeline), passed.state
 
 
-def scorer(local: LocalModel, mesh: Mesh, config: RunConfig) -> Scorer:
+def scorer_of(local: LocalModel, mesh: Mesh, config: RunConfig) -> Scorer:
     """What scores with a run's model."""
     if mesh.axes.pipeline > 1:
         return PipelineScorer(local, mesh, config)

@@ -1,7 +1,7 @@
 """Which rank stands where: data x pipeline x tensor, as arithmetic alone."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rlt_dist.config.run import MeshConfig
 from rlt_dist.util.errors import UserError
@@ -44,6 +44,10 @@ class Axes:
         """The inverse of `place`."""
         return (place.data * self.pipeline + place.stage) * self.tensor + place.tensor
 
+    def overrides(self) -> list[str]:
+        """The configuration of this mesh, as `KEY.SUB=VALUE`."""
+        return [f"mesh.{axis}={size}" for axis, size in asdict(self).items()]
+
     def __str__(self) -> str:
         return f"{self.data}x{self.pipeline}x{self.tensor}"
 
@@ -58,6 +62,11 @@ def parse_axes(text: str) -> Axes:
     if min(sizes) < 1:
         raise UserError(f"mesh {text!r}: write data x pipeline x tensor, for example 2x1x4")
     return Axes(*sizes)
+
+
+def least_axes(config: MeshConfig) -> Axes:
+    """The mesh of a configuration; one replica where it leaves their number open."""
+    return Axes(config.data or 1, config.pipeline, config.tensor)
 
 
 def axes_of(config: MeshConfig, processes: int) -> Axes:

@@ -22,9 +22,24 @@ def lookup(ids: Tensor, table: Tensor, size: int, seam: Seam) -> Tensor:
     own = seam.own(size)
     if len(own) == size:
         return F.embedding(ids, table)
-    if ids.numel() and (ids.min() < 0 or ids.max() >= size):
-        raise IndexError(f"an id is none of 0 .. {size - 1}")
-    here = (ids >= own.start) & (ids < own.stop)
-    local = (ids - own.start).masked_fill(~here, 0)
-    found = F.embedding(local, table) if len(own) else table.new_zeros(*ids.shape, table.shape[1])
+    check_ids(ids, size)
+    here = inside(ids, own)
+    found = rows_of(table, (ids - own.start).masked_fill(~here, 0))
     return seam.leave(found.masked_fill(~here[..., None], 0))
+
+
+def check_ids(ids: Tensor, size: int) -> None:
+    """Raises IndexError where an id is none of 0 .. size - 1, which no process would look up."""
+    wrong = ids[(ids < 0) | (ids >= size)]
+    if len(wrong):
+        raise IndexError(f"id {int(wrong[0])} is none of 0 .. {size - 1}")
+
+
+def inside(ids: Tensor, own: range) -> Tensor:
+    """Which ids are in a range, bool [...]."""
+    return (ids >= own.start) & (ids < own.stop)
+
+
+def rows_of(table: Tensor, row: Tensor) -> Tensor:
+    """Rows [..., d] of a table; 0, and a gradient of its own, where it has none at all."""
+    return F.embedding(row, table) if len(table) else table.sum(dim=0).expand(*row.shape, -1)

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from rlt_dist.config.model import ModelConfig
 from rlt_dist.mesh.axes import Axes, Place
-from rlt_dist.models.build import Model, build_model
+from rlt_dist.models.build import Model
 from rlt_dist.models.initial import initial_values
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 from rlt_dist.ops.seam import Seam
-from rlt_dist.parallel.plan.layout import Layout, Plan, layouts, plan_for
+from rlt_dist.parallel.plan.layout import Layout, Plan, blueprint, layouts, plan_for
 from rlt_dist.parallel.plan.placement import Placement, place
 
 
@@ -64,10 +64,8 @@ def build_local(
         where: the process's coordinates.
         seam: joins what the tensor axis cuts.
     """
-    with torch.device("meta"):
-        model = build_model(config, vocabulary, dtype, recurrence, recompute_layers)
     plan, placement = plan_for(config, vocabulary), place(config, axes.pipeline)[where.stage]
-    plan.keep(model, placement)
+    model = blueprint(config, vocabulary, placement, dtype, recurrence, recompute_layers)
     for name, parameter in list(model.named_parameters()):
         spread = model.initial_distribution(name, parameter)
         values = initial_values(name, parameter.shape, seed, spread)

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from rlt_dist.data.loader import LaneLoader
-from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer, to_evaluation
+from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
 from rlt_dist.models.state import mean_squares
 from rlt_dist.train.reporter import Reporter
@@ -87,8 +87,8 @@ def _validate(session: Session) -> Evaluation:
     loader = together(session.world, lambda: session.loader("validation"))
     segments = range(session.config.validation.segments)
     batches = (loader.next().to(session.world.device) for _ in segments)
-    scores = scorer(session.local_model, session.mesh, session.config)
-    sums = evaluate(scores, batches, session.byte_lengths)
+    scorer = scorer_of(session.local_model, session.mesh, session.config)
+    sums = evaluate(scorer, batches, session.byte_lengths)
     return to_evaluation(all_sum(sums, session.mesh.data))
 
 

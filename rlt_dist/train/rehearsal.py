@@ -11,14 +11,26 @@ from rlt_dist.config.run import RunConfig
 from rlt_dist.data.lanes import Cursor
 from rlt_dist.data.loader import Batch, lanes_of_rank
 from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pipeline
+from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import seed_from
 from rlt_dist.parallel.engine.engine import make_engine
 from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.local import LocalModel
+from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.train.session import new_model
 from rlt_dist.train.step import StepResult, train_step
+
+
+def check_fit(config: RunConfig, vocabulary: int, axes: Axes) -> None:
+    """Check, before any rank is started, what a run asks of its mesh.
+
+    Raises:
+        UserError: lanes, micro-batches or the vocabulary do not fit.
+    """
+    config.micro_batch_lanes(len(lanes_of_rank(config.data.lanes, 0, axes.data)))
+    check_vocabulary(config.model, vocabulary, axes.tensor)
 
 
 class Rehearsal:
@@ -36,12 +48,12 @@ class Rehearsal:
             document: mean tokens of a document.
 
         Raises:
-            UserError: lanes or micro-batches do not fit the mesh.
+            UserError: see `check_fit`.
         """
+        check_fit(config, vocabulary, mesh.axes)
         self.config, self.mesh = config, mesh
         self._vocabulary, self._document = vocabulary, document
         self.lanes = lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
-        config.micro_batch_lanes(len(self.lanes))
         self.local: LocalModel = new_model(config, vocabulary, mesh)
         self._optimizer = make_engine(self.local, config.optimizer, mesh)
         self.state: State = self.local.model.empty_state(len(self.lanes))

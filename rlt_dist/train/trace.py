@@ -12,20 +12,18 @@ from pydantic import BaseModel
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.loader import lanes_of_rank
 from rlt_dist.jobs.local import run_ranks, shown_on_one_rank
-from rlt_dist.mesh.axes import Axes
+from rlt_dist.mesh.axes import least_axes
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import open_world
 from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.mesh import mesh_of
-from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.parallel.schedule.chrome import chrome_trace
 from rlt_dist.parallel.schedule.compare import Share, Use, measured, shares, uses
 from rlt_dist.parallel.schedule.instructions import Schedule, Work
 from rlt_dist.parallel.schedule.picture import picture
 from rlt_dist.parallel.schedule.simulate import Timed, Timeline, simulate
-from rlt_dist.train.rehearsal import Rehearsal
+from rlt_dist.train.rehearsal import Rehearsal, check_fit
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 
@@ -69,9 +67,8 @@ def trace(config: RunConfig, vocabulary: int, output: Path) -> Summary:
     Raises:
         UserError: lanes do not fit the mesh, the recurrence has no steps, or a rank failed.
     """
-    axes = _axes(config)
-    config.micro_batch_lanes(len(lanes_of_rank(config.data.lanes, 0, axes.data)))
-    check_vocabulary(config.model, vocabulary, axes.tensor)
+    axes = least_axes(config.mesh)
+    check_fit(config, vocabulary, axes)
     if isinstance(config.model, RltConfig) and config.ops.recurrence == "reference":
         raise UserError(
             "ops.recurrence: reference is one autograd graph and has no steps to show; take another"
@@ -118,7 +115,7 @@ def _write(
 ) -> None:
     planned = simulate(schedule, measured(run))
     summary = Summary(
-        mesh=str(_axes(config)),
+        mesh=str(least_axes(config.mesh)),
         micro_batches=len({what.micro for what in schedule[0] if isinstance(what, Work)}),
         seconds=_end(run),
         seconds_planned=_end(planned),
@@ -131,11 +128,6 @@ def _write(
     write_atomic(folder / TRACE, chrome_trace(both))
     write_atomic(folder / PICTURE, picture(both, title, "s"))
     write_atomic(folder / SUMMARY, summary.model_dump_json(indent=2))
-
-
-def _axes(config: RunConfig) -> Axes:
-    """The mesh; one replica where the configuration leaves their number open."""
-    return Axes(config.mesh.data or 1, config.mesh.pipeline, config.mesh.tensor)
 
 
 def _end(timeline: Timeline) -> float:

@@ -83,7 +83,7 @@ class Decoder:
 
     def _plan(self, position: Tensor, state: State) -> Plan:
         """The plan, but for rotary tables and masks."""
-        groups = [self._group(j) for j in self._layers]
+        groups = [self._config.memory_group(j) for j in self._layers]
         here = sorted(set(groups))
         return Plan(
             shape=self._shape(),
@@ -108,10 +108,6 @@ class Decoder:
             for j, window in zip(self._layers, windows, strict=True)
             for name, entries in zip("kv", window.unbind(dim=2), strict=True)
         }
-
-    def _group(self, layer: int) -> int:
-        """The memory that a layer reads."""
-        return layer * self._config.memory_groups // self._config.decoder_layers
 
     def _shape(self) -> Shape:
         config, width = self._config, self._config.head_width

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
+from rlt_dist.models.modules import unfilled
 from rlt_dist.ops.attention import attend
 from rlt_dist.ops.norm import norm_linear
 from rlt_dist.ops.recurrence.problem import LayerWeights
@@ -26,9 +27,8 @@ class KeyValue(NamedTuple):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """A projection without bias on the default device; `models.initial` fills it."""
-    device = torch.get_default_device()
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False, device=device)
+    """A projection without bias that is not filled yet."""
+    return unfilled(nn.Linear, inputs, outputs, bias=False)
 
 
 def projections(x: Tensor, norm: nn.RMSNorm, *linears: nn.Linear) -> tuple[Tensor, ...]:

@@ -7,16 +7,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
-from rlt_dist.models.present import present
+from rlt_dist.models.modules import present, run_layer, unfilled
 from rlt_dist.models.rlt.decoder import Decoder
-from rlt_dist.models.rlt.layers import DecoderLayer, EncoderLayer, KeyValue, Segment, append
+from rlt_dist.models.rlt.layers import DecoderLayer, EncoderLayer, KeyValue, Segment, append, linear
 from rlt_dist.models.rlt.pieces import Memory, Merge
 from rlt_dist.models.state import State, counters
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
@@ -51,9 +49,7 @@ class RecurrentLoopedTransformer(nn.Module):
         super().__init__()
         self.config, self.vocabulary = config, vocabulary
         self.recurrence, self._recompute = recurrence, recompute_layers
-        device = torch.get_default_device()
-        table = nn.utils.skip_init(nn.Embedding, vocabulary, config.d_model, device=device)
-        self.embed: nn.Embedding | None = table
+        self.embed: nn.Embedding | None = unfilled(nn.Embedding, vocabulary, config.d_model)
         encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
         self.encoder = _numbered(encoder)
         self.memory = Memory(config)
@@ -62,11 +58,7 @@ class RecurrentLoopedTransformer(nn.Module):
         self.decoder = _numbered(DecoderLayer(config, layer) for layer in tied)
         self.output_norm: nn.RMSNorm | None = nn.RMSNorm(config.d_model, eps=config.eps)
         self.output: nn.Linear | None = (
-            None
-            if config.tie_output
-            else nn.utils.skip_init(
-                nn.Linear, config.d_model, vocabulary, bias=False, device=device
-            )
+            None if config.tie_output else linear(config.d_model, vocabulary)
         )
 
     def forward(
@@ -111,10 +103,7 @@ class RecurrentLoopedTransformer(nn.Module):
         mask = additive(reach_mask(segment.position, past, limit), product_dtype(x))
         for i, layer in self.encoder.items():
             given = (x, segment, _entries(state, f"encoder.{i}"), mask, int(i))
-            if self._recompute and torch.is_grad_enabled():
-                x, seen = checkpoint(layer, *given, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x, seen = layer(*given)
+            x, seen = run_layer(layer, *given, recompute=self._recompute)
             carried |= _carried(f"encoder.{i}", seen, limit)
         return x, carried
 

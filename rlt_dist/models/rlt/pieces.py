@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
+from rlt_dist.models.modules import unfilled
 from rlt_dist.models.rlt.layers import KeyValue, Tables, linear
 from rlt_dist.models.state import State
 from rlt_dist.ops.recurrence.problem import FeedbackInputs
@@ -63,8 +64,7 @@ class Merge(nn.Module):
         super().__init__()
         d = config.d_model
         self.state_norm = nn.RMSNorm(d, eps=config.eps)
-        device = torch.get_default_device()
-        self.gate = nn.utils.skip_init(nn.Linear, 2 * d, d, device=device)
+        self.gate = unfilled(nn.Linear, 2 * d, d)
         self.state = linear(d, d)
         self.initial_state = nn.Parameter(torch.empty(d))
 

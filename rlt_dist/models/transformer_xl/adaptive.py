@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
+from rlt_dist.models.modules import unfilled
 from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, linear_nll
+from rlt_dist.ops.embedding import check_ids, inside, rows_of
 from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.util.errors import UserError
 
@@ -71,12 +73,6 @@ class Clusters:
             return tensors
         return tensors[0].split([len(ids) for ids in self.own(seam)])
 
-    def check(self, ids: Tensor) -> None:
-        """Raises IndexError where an id is in no cluster."""
-        wrong = ids[(ids < 0) | (ids >= self.bounds[-1])]
-        if len(wrong):
-            raise IndexError(f"id {int(wrong[0])} is none of 0 .. {self.bounds[-1] - 1}")
-
     def of(self, ids: Tensor) -> Tensor:
         """The cluster, int64, of each id."""
         cluster = torch.zeros_like(ids)
@@ -100,7 +96,9 @@ class AdaptiveEmbedding(nn.Module):
         widths = [d // config.div_val**i for i in range(clusters.tails + 1)]
         sizes = [clusters.size(i) for i in range(clusters.tails + 1)]
         tables = zip(sizes, widths, strict=True) if self.narrowed else [(clusters.bounds[-1], d)]
-        self.emb_layers = nn.ModuleList(_table(size, width) for size, width in tables)
+        self.emb_layers = nn.ModuleList(
+            unfilled(nn.Embedding, size, width) for size, width in tables
+        )
         self.emb_projs = nn.ParameterList(
             [torch.empty(d, width) for width in widths] if self.narrowed else []
         )
@@ -119,7 +117,7 @@ class AdaptiveEmbedding(nn.Module):
         """
         if self.seam is WHOLE and not self.narrowed:
             return self.emb_layers[0](tokens) * self.scale
-        self.clusters.check(tokens)
+        check_ids(tokens, self.clusters.bounds[-1])
         x = self._narrow(tokens) if self.narrowed else self._wide(tokens)
         return self.seam.leave(x) * self.scale
 
@@ -132,11 +130,11 @@ class AdaptiveEmbedding(nn.Module):
         x = self.emb_projs[0].new_zeros(())
         tables = zip(self.clusters.own(self.seam), self.tables(), self.emb_projs, strict=True)
         for ids, table, projection in tables:
-            inside = _inside(tokens, ids)
-            rows = _rows(table, (tokens - ids.start).masked_fill(~inside, 0))
+            here = inside(tokens, ids)
+            found = rows_of(table, (tokens - ids.start).masked_fill(~here, 0))
             # Autocast would leave the residual stream and the memory in bfloat16.
-            projected = F.linear(rows, projection).to(projection.dtype)
-            x = torch.where(inside[..., None], projected, x)
+            projected = F.linear(found, projection).to(projection.dtype)
+            x = torch.where(here[..., None], projected, x)
         return x
 
     def _wide(self, tokens: Tensor) -> Tensor:
@@ -144,9 +142,9 @@ class AdaptiveEmbedding(nn.Module):
         table = self.emb_layers.get_parameter("0.weight")
         row, first = torch.full_like(tokens, -1), 0
         for ids in self.clusters.own(self.seam):
-            row = torch.where(_inside(tokens, ids), tokens - ids.start + first, row)
+            row = torch.where(inside(tokens, ids), tokens - ids.start + first, row)
             first += len(ids)
-        return _rows(table, row.clamp(min=0)).masked_fill(row[..., None] < 0, 0)
+        return rows_of(table, row.clamp(min=0)).masked_fill(row[..., None] < 0, 0)
 
 
 class TiedOutput(nn.Module):
@@ -265,17 +263,3 @@ class AdaptiveSoftmax(nn.Module):
         own = cluster == 0 or not self.tied
         projection = (self.out_projs if own else embedding.emb_projs)[cluster]
         return F.linear(hidden, projection.t())
-
-
-def _table(size: int, width: int) -> nn.Embedding:
-    device = torch.get_default_device()
-    return nn.utils.skip_init(nn.Embedding, size, width, device=device)
-
-
-def _inside(tokens: Tensor, ids: range) -> Tensor:
-    return (tokens >= ids.start) & (tokens < ids.stop)
-
-
-def _rows(table: Tensor, row: Tensor) -> Tensor:
-    """Rows [..., width] of a table; 0, and a gradient of its own, where it has none at all."""
-    return F.embedding(row, table) if len(table) else table.sum(dim=0).expand(*row.shape, -1)

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.dropout import Dropout, own_part
+from rlt_dist.models.modules import unfilled
 from rlt_dist.ops.relative_function import heads_first, relative_attention
 from rlt_dist.ops.seam import WHOLE, Seam
 
 
 def linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
-    """A projection on the default device (`meta` included); `models.initial` fills it."""
-    device = torch.get_default_device()
-    return nn.utils.skip_init(nn.Linear, inputs, outputs, bias=bias, device=device)
+    """A projection that is not filled yet."""
+    return unfilled(nn.Linear, inputs, outputs, bias=bias)
 
 
 class KeyValue(NamedTuple):

@@ -5,12 +5,11 @@ Dai et al., "Transformer-XL: Attentive Language Models beyond a Fixed-Length Con
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.initial import Distribution
-from rlt_dist.models.present import present
+from rlt_dist.models.modules import present, run_layer
 from rlt_dist.models.state import State, counters
 from rlt_dist.models.transformer_xl.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from rlt_dist.models.transformer_xl.frozen import Derived, Guard
@@ -135,14 +134,8 @@ class TransformerXL(nn.Module):
         memories: State = {}
         for name, layer in self.layers.items():
             n, given = int(name), x
-            arguments = (x, self._past(state, n), segment, n)
-            if self.recompute_layers and torch.is_grad_enabled():
-                # Masks are functions of names: no generator's state need be kept.
-                x, seen = checkpoint(
-                    layer, *arguments, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                x, seen = layer(*arguments)
+            past = self._past(state, n)
+            x, seen = run_layer(layer, x, past, segment, n, recompute=self.recompute_layers)
             memories |= self._remember(state, n, given, seen)
         return x, memories
 

@@ -34,14 +34,10 @@ class StackStage(BaseStage[TransformerXL]):
 
     def schedule(self, config: PipelineConfig) -> Schedule:
         """All stages' instructions for the micro-batches; without gradients forward alone."""
-        stages, count, learns = (
-            self.placement.stages,
-            len(self.micro_batches),
-            torch.is_grad_enabled(),
-        )
-        if config.schedule == "1f1b" and learns:
-            return one_f_one_b(stages, count)
-        return gpipe(stages, count, backward=learns)
+        stages, count = self.placement.stages, len(self.micro_batches)
+        if not torch.is_grad_enabled():
+            return gpipe(stages, count, backward=False)
+        return (gpipe if config.schedule == "gpipe" else one_f_one_b)(stages, count)
 
     def _do_forward(self, work: Work) -> None:
         own, given = self.micro_batches[work.micro], self._layer_input(work)

@@ -69,10 +69,14 @@ def check_vocabulary(config: ModelConfig, vocabulary: int, tensor: int) -> None:
         Clusters(config.cutoffs, vocabulary)
 
 
-def blueprint(config: ModelConfig, vocabulary: int, placement: Placement) -> Model:
-    """A stage's model without numbers: whole weights on the meta device."""
+def blueprint(config: ModelConfig, vocabulary: int, placement: Placement, *choices: Any) -> Model:
+    """A stage's model without numbers: whole weights on the meta device.
+
+    Args:
+        choices: the other arguments of `build_model`.
+    """
     with torch.device("meta"):
-        model = build_model(config, vocabulary)
+        model = build_model(config, vocabulary, *choices)
     plan_for(config, vocabulary).keep(model, placement)
     return model
 

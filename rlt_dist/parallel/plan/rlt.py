@@ -54,7 +54,7 @@ class RltPlan:
             for number in list(stack):
                 if int(number) not in here:
                     del stack[number]
-        read = {j * config.memory_groups // config.decoder_layers for j in placement.decoder}
+        read = {config.memory_group(j) for j in placement.decoder}
         for group in model.memory.groups().keys() - read:
             delattr(model.memory, str(group))
         if not placement.first:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shutil import rmtree
@@ -12,11 +12,10 @@ from typing import Literal
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.loader import lanes_of_rank
 from rlt_dist.jobs.local import run_ranks
 from rlt_dist.mesh.axes import Axes
-from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.train.check.case import CASES, Case, Deviation, deviation_of
+from rlt_dist.train.rehearsal import check_fit
 from rlt_dist.util.errors import UserError
 
 Precision = Literal["float64", "float32", "bfloat16"]
@@ -113,12 +112,9 @@ def _cases(campaign: Campaign) -> tuple[list[Case], list[_Run]]:
         plain = _case(campaign, file, [*variant, *_PLAIN], name, None)
         reference = references.setdefault(plain.config.model_dump_json(), plain)
         for mesh in campaign.meshes:
-            sizes = (f"mesh.{axis}={size}" for axis, size in asdict(mesh).items())
-            name = f"run-{len(runs)}"
-            case = _case(campaign, file, [*variant, *sizes], name, reference.name)
-            lanes = lanes_of_rank(case.config.data.lanes, 0, mesh.data)
-            case.config.micro_batch_lanes(len(lanes))
-            check_vocabulary(case.config.model, campaign.vocabulary, mesh.tensor)
+            name, overrides = f"run-{len(runs)}", [*variant, *mesh.overrides()]
+            case = _case(campaign, file, overrides, name, reference.name)
+            check_fit(case.config, campaign.vocabulary, mesh)
             runs.append((file, " ".join(variant), mesh, case))
     return list(references.values()), runs
 
