@@ -99,7 +99,7 @@ def _plan(shape: RecurrenceShape) -> Plan:
         past=tokens,
         carried=config.window - 1,
         reach=config.memory_len,
-        groups=[j * config.memory_groups // layers for j in range(layers)],
+        groups=[config.memory_group(j) for j in range(layers)],
         masks=[LayerMasks()] * layers,
         alpha=config.alpha,
     )
