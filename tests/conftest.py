@@ -23,7 +23,7 @@ import torch
 from rlt_dist.cli.main import main
 from rlt_dist.config.load import load_typed, write_yaml
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.prepare import prepare_corpus
+from rlt_dist.data.prepare.prepare import prepare_corpus
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent

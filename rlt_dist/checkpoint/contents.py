@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.checkpoint.pieces import Pieces, Ranges, clip, local_shape, pieces
-from rlt_dist.data.loader import lanes_of_rank
+from rlt_dist.data.stream.loader import lanes_of_rank
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 from rlt_dist.parallel.local import LocalModel

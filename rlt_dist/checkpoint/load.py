@@ -13,7 +13,7 @@ from rlt_dist.checkpoint.contents import Contents, empty_like_stored
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
 from rlt_dist.checkpoint.pieces import PiecesLoader
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
-from rlt_dist.data.lanes import Cursor
+from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
 from rlt_dist.parallel.local import LocalModel

@@ -14,8 +14,8 @@ from rlt_dist.util.errors import UserError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from rlt_dist.data.index import CorpusIndex, SplitIndex
-    from rlt_dist.data.prepare import Standing, Watch
+    from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex
+    from rlt_dist.data.prepare.prepare import Standing, Watch
 
 data_app = typer.Typer(
     help="Prepare a corpus: raw text to tokens in shards.",
@@ -76,8 +76,8 @@ def prepare(
     Example: `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
     --tokenizer tokenizer/bpe.yaml`
     """
-    from rlt_dist.data.prepare import prepare_corpus
-    from rlt_dist.data.sources import SourceOptions
+    from rlt_dist.data.prepare.prepare import prepare_corpus
+    from rlt_dist.data.prepare.sources import SourceOptions
 
     source = SourceOptions(pattern, tuple(exclude or ()), text_field, separator, allow_binary)
     with _progress_bar() as watch:
@@ -104,8 +104,8 @@ def show(
 
     Example: `rlt-dist data show corpora/books`
     """
-    from rlt_dist.data.index import load_corpus
-    from rlt_dist.data.tokenizer import load_tokenizer
+    from rlt_dist.data.corpus.index import load_corpus
+    from rlt_dist.data.tokenizers.tokenizer import load_tokenizer
 
     index = load_corpus(corpus)
     _print_summary(index)
@@ -126,8 +126,8 @@ def verify(
 
     Example: `rlt-dist data verify corpora/books`
     """
-    from rlt_dist.data.index import read_content
-    from rlt_dist.data.verify import verify_corpus
+    from rlt_dist.data.corpus.index import read_content
+    from rlt_dist.data.corpus.verify import verify_corpus
 
     shards = sum(map(len, read_content(corpus).splits.values()))
     with _progress_bar() as watch:

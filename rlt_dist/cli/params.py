@@ -62,7 +62,7 @@ def params(
 
 
 def _vocabulary(corpus: Path) -> int:
-    from rlt_dist.data.index import INDEX_NAME, read_content
+    from rlt_dist.data.corpus.index import INDEX_NAME, read_content
 
     if not (corpus / INDEX_NAME).exists():
         raise UserError(

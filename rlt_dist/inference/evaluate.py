@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.loader import Batch
+from rlt_dist.data.stream.loader import Batch
 from rlt_dist.inference.forward import (
     autocast,
     batch_nll,

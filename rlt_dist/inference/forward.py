@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.loader import Batch
+from rlt_dist.data.stream.loader import Batch
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Frozen, Model
 from rlt_dist.models.state import State, select_lanes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.tokenizer import Tokenizer
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.inference.forward import autocast
 from rlt_dist.inference.load import Trained
 from rlt_dist.models.build import Frozen

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from rlt_dist.data.index import SplitIndex, load_corpus
-from rlt_dist.data.lanes import Run
-from rlt_dist.data.loader import Batch, LaneLoader
-from rlt_dist.data.stream import plan_lanes
+from rlt_dist.data.corpus.index import SplitIndex, load_corpus
+from rlt_dist.data.stream.lane import plan_lanes
+from rlt_dist.data.stream.lanes import Run
+from rlt_dist.data.stream.loader import Batch, LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, WholeScorer, evaluate, to_evaluation
 from rlt_dist.inference.load import Trained
 from rlt_dist.util.errors import UserError

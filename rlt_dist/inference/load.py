@@ -11,7 +11,7 @@ from rlt_dist.checkpoint.manifest import read_manifest
 from rlt_dist.checkpoint.run_folder import CONFIG, TOKENIZER
 from rlt_dist.config.load import load_typed, validate
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.models.build import Model, build_model
 from rlt_dist.util.errors import UserError

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rlt_dist.data.loader import LaneLoader
+from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
 from rlt_dist.models.state import mean_squares

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.lanes import Cursor
-from rlt_dist.data.loader import Batch, lanes_of_rank
+from rlt_dist.data.stream.lanes import Cursor
+from rlt_dist.data.stream.loader import Batch, lanes_of_rank
 from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pipeline
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.mesh import Mesh

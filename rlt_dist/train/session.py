@@ -15,11 +15,11 @@ from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, descr
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.index import CorpusIndex, load_corpus
-from rlt_dist.data.lanes import Cursor
-from rlt_dist.data.loader import LaneLoader, lanes_of_rank
-from rlt_dist.data.stream import plan_lanes
-from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
+from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.stream.lane import plan_lanes
+from rlt_dist.data.stream.lanes import Cursor
+from rlt_dist.data.stream.loader import LaneLoader, lanes_of_rank
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.mesh import Mesh

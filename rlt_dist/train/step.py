@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.loader import Batch
+from rlt_dist.data.stream.loader import Batch
 from rlt_dist.inference.forward import (
     batch_loss,
     micro_batch_rows,

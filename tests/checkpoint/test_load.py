@@ -9,7 +9,7 @@ import torch
 from rlt_dist.checkpoint.load import find_checkpoint, load_parameters, stored_tensors
 from rlt_dist.checkpoint.manifest import read_manifest
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.index import load_corpus
+from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.models.build import build_model
 from rlt_dist.util.errors import UserError
 

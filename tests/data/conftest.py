@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rlt_dist.data.index import CorpusIndex
-from rlt_dist.data.prepare import prepare_corpus
-from rlt_dist.data.recipe import Recipe
-from rlt_dist.data.tokenizer import train_tokenizer
+from rlt_dist.data.corpus.index import CorpusIndex
+from rlt_dist.data.prepare.prepare import prepare_corpus
+from rlt_dist.data.tokenizers.recipe import Recipe
+from rlt_dist.data.tokenizers.tokenizer import train_tokenizer
 
 MakeCorpus = Callable[..., CorpusIndex]
 

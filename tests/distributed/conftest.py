@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.index import load_corpus
-from rlt_dist.data.loader import LaneLoader
+from rlt_dist.data.corpus.index import load_corpus
+from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.models.build import initial_model
 
 HERE = Path(__file__).parent

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlt_dist.data.index import SplitIndex, load_corpus
-from rlt_dist.data.lanes import Span
-from rlt_dist.data.stream import read_span
+from rlt_dist.data.corpus.index import SplitIndex, load_corpus
+from rlt_dist.data.stream.lane import read_span
+from rlt_dist.data.stream.lanes import Span
 from rlt_dist.inference.load import Trained, load_trained
 
 FORMS = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlt_dist.data.index import load_corpus
+from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.inference.evaluate import Evaluation
 from rlt_dist.inference.held_out import Reading, evaluate_split
 from rlt_dist.util.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlt_dist.data.loader import Batch
+from rlt_dist.data.stream.loader import Batch
 from rlt_dist.inference.forward import batch_loss, batch_nll
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.ops.noise import Noise

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlt_dist.data.prepare import prepare_corpus
+from rlt_dist.data.prepare.prepare import prepare_corpus
 
 
 @pytest.fixture(scope="session")

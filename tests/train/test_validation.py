@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlt_dist.data.index import load_corpus
-from rlt_dist.data.loader import LaneLoader
+from rlt_dist.data.corpus.index import load_corpus
+from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.util.errors import UserError
 
 

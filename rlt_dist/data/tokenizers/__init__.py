@@ -1,1 +1,1 @@
-"""The kinds of tokenizer, one file each; `rlt_dist.data.tokenizer` is the way in."""
+"""The kinds of tokenizer, one file each; `rlt_dist.data.tokenizers.tokenizer` is the way in."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlt_dist.data.index import (
+from rlt_dist.data.corpus.index import (
     REPAIR,
     Content,
     ShardEntry,
@@ -14,10 +14,10 @@ from rlt_dist.data.index import (
     open_shard,
     read_content,
 )
-from rlt_dist.data.lanes import Span
-from rlt_dist.data.prepare import Standing, Watch
-from rlt_dist.data.stream import read_span
-from rlt_dist.data.tokenizer import Tokenizer
+from rlt_dist.data.prepare.prepare import Standing, Watch
+from rlt_dist.data.stream.lane import read_span
+from rlt_dist.data.stream.lanes import Span
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlt_dist.data.lanes import Cursor, LanePlan, Run, cut_line, shard_order
+from rlt_dist.data.stream.lanes import Cursor, LanePlan, Run, cut_line, shard_order
 from rlt_dist.util.errors import UserError
 
 SHARDS = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=12), min_size=1, max_size=8)

@@ -15,8 +15,8 @@ import webdataset as wds
 from webdataset.autodecode import DecodingError
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from rlt_dist.data.index import REPAIR, ShardIndex, SplitIndex
-from rlt_dist.data.lanes import Cursor, LanePlan, Span
+from rlt_dist.data.corpus.index import REPAIR, ShardIndex, SplitIndex
+from rlt_dist.data.stream.lanes import Cursor, LanePlan, Span
 from rlt_dist.util.errors import UserError
 
 _DAMAGE = (tarfile.TarError, DecodingError, OSError, ValueError, EOFError)

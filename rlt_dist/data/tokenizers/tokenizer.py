@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlt_dist.data.recipe import Recipe
 from rlt_dist.data.tokenizers.base import FORMAT, VERSION, Tokenizer, content_hash
 from rlt_dist.data.tokenizers.raw_bytes import BytesTokenizer
+from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.round_trip import HARD_TEXTS, check_round_trip
 from rlt_dist.data.tokenizers.sample import sample, thin
 from rlt_dist.data.tokenizers.subwords import BPETokenizer, UnigramTokenizer, train_subwords

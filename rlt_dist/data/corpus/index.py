@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file, write_atomic
 

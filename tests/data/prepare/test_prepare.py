@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from rlt_dist.data.index import CorpusIndex, load_corpus, sidecar_of
-from rlt_dist.data.prepare import prepare_corpus
-from rlt_dist.data.recipe import Recipe
-from rlt_dist.data.shards import CorpusWriter, Placement
-from rlt_dist.data.sources import Document, SourceOptions
-from rlt_dist.data.tokenizer import load_tokenizer, train_tokenizer
+from rlt_dist.data.corpus.index import CorpusIndex, load_corpus, sidecar_of
+from rlt_dist.data.prepare.prepare import prepare_corpus
+from rlt_dist.data.prepare.shards import CorpusWriter, Placement
+from rlt_dist.data.prepare.sources import Document, SourceOptions
+from rlt_dist.data.tokenizers.recipe import Recipe
+from rlt_dist.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from rlt_dist.util.errors import UserError
 
 REPOSITORY = Path(__file__).parents[2]

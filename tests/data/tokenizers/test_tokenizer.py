@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlt_dist.config.load import load_typed
-from rlt_dist.data.recipe import Recipe
-from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from rlt_dist.data.tokenizers.raw_bytes import BytesTokenizer
+from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.round_trip import HARD_TEXTS, check_round_trip
 from rlt_dist.data.tokenizers.sample import PASSAGE_BYTES, passages, sample
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from rlt_dist.util.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from rlt_dist.data.prepare import prepare_corpus
+from rlt_dist.data.prepare.prepare import prepare_corpus
 
 # Counts documents, and the moments before and after every rename, and dies at the one asked for.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rlt_dist.data.prepare import prepare_corpus
+from rlt_dist.data.prepare.prepare import prepare_corpus
 
 inputs, output, tokenizer, kind, die_at = sys.argv[1:]
 moments = {"rename": 0, "document": 0}

@@ -13,9 +13,9 @@ import webdataset as wds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlt_dist.data.index import CorpusIndex, SplitIndex, load_corpus
-from rlt_dist.data.lanes import Cursor, Span
-from rlt_dist.data.stream import LaneStream, Segment, plan_lanes, read_span
+from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex, load_corpus
+from rlt_dist.data.stream.lane import LaneStream, Segment, plan_lanes, read_span
+from rlt_dist.data.stream.lanes import Cursor, Span
 from rlt_dist.util.errors import UserError
 
 LANES, SEED = 3, 5

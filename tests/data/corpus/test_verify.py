@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlt_dist.cli.data import data_app
-from rlt_dist.data.index import CorpusIndex, sidecar_of
+from rlt_dist.data.corpus.index import CorpusIndex, sidecar_of
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file
 

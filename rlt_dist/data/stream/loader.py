@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlt_dist.data.index import SplitIndex
-from rlt_dist.data.lanes import Cursor
-from rlt_dist.data.stream import LaneStream, plan_lanes
+from rlt_dist.data.corpus.index import SplitIndex
+from rlt_dist.data.stream.lane import LaneStream, plan_lanes
+from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.util.errors import UserError
 
 

@@ -21,8 +21,8 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from rlt_dist.data.index import DOCUMENT, ShardEntry, read_entry, sidecar_of
-from rlt_dist.data.sources import Document
+from rlt_dist.data.corpus.index import DOCUMENT, ShardEntry, read_entry, sidecar_of
+from rlt_dist.data.prepare.sources import Document
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import fsync_folder, remove_folder, sha256_file, write_atomic
 

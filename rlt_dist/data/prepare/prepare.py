@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlt_dist.config.load import load_typed
-from rlt_dist.data.index import (
+from rlt_dist.data.corpus.index import (
     INDEX_NAME,
     SPLITS,
     TOKENIZER_NAME,
@@ -21,16 +21,16 @@ from rlt_dist.data.index import (
     load_corpus,
     write_index,
 )
-from rlt_dist.data.recipe import Recipe
-from rlt_dist.data.shards import PROGRESS_NAME, CorpusWriter, Placement, forget_progress
-from rlt_dist.data.sources import (
+from rlt_dist.data.prepare.shards import PROGRESS_NAME, CorpusWriter, Placement, forget_progress
+from rlt_dist.data.prepare.sources import (
     Listing,
     SourceOptions,
     Tally,
     list_inputs,
     read_documents,
 )
-from rlt_dist.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from rlt_dist.data.tokenizers.recipe import Recipe
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file, write_atomic
 from rlt_dist.util.lock import locked

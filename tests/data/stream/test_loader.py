@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rlt_dist.data.index import CorpusIndex, SplitIndex
-from rlt_dist.data.lanes import Cursor
-from rlt_dist.data.loader import Batch, LaneLoader, lanes_of_rank
+from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex
+from rlt_dist.data.stream.lanes import Cursor
+from rlt_dist.data.stream.loader import Batch, LaneLoader, lanes_of_rank
 from rlt_dist.util.errors import UserError
 
 LANES, SEGMENT = 8, 33

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlt_dist.data.sources import (
+from rlt_dist.data.prepare.sources import (
     SourceOptions,
     Tally,
     list_inputs,

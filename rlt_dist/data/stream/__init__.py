@@ -1,0 +1,1 @@
+"""Lanes: which documents each reads, in which order, and batches of them."""
