@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 from rlt_dist.util.lock import LOCK
@@ -59,7 +60,7 @@ def check_moved(file: Path, config: RunConfig) -> None:
         )
 
 
-def claim(config: RunConfig, tokenizer: Path) -> list[str]:
+def claim(config: RunConfig, tokenizer: Tokenizer) -> list[str]:
     """Record a run's configuration and tokenizer in its folder.
 
     Returns:
@@ -70,7 +71,7 @@ def claim(config: RunConfig, tokenizer: Path) -> list[str]:
         before, after = load_typed(folder / CONFIG, RunConfig).leaves(), config.leaves()
         changes = describe_changes(before, after)
     write_atomic(folder / CONFIG, _MARK + config.to_yaml())
-    write_atomic(folder / TOKENIZER, tokenizer.read_bytes())
+    tokenizer.save(folder / TOKENIZER)
     return changes
 
 

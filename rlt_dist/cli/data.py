@@ -105,14 +105,11 @@ def show(
     Example: `rlt-dist data show corpora/books`
     """
     from rlt_dist.data.corpus.index import load_corpus
-    from rlt_dist.data.tokenizers.tokenizer import load_tokenizer
 
     index = load_corpus(corpus)
     _print_summary(index)
-    tokenizer = load_tokenizer(index.tokenizer)
-    typer.echo(
-        f"tokenizer    {tokenizer.kind}, {index.vocabulary} ids, hash {index.tokenizer_hash}"
-    )
+    tokenizer = index.tokenizer
+    typer.echo(f"tokenizer    {tokenizer.kind}, {tokenizer.vocabulary} ids, hash {tokenizer.hash}")
     typer.echo(f"fingerprint  {index.fingerprint}")
 
 
@@ -127,11 +124,13 @@ def verify(
     Example: `rlt-dist data verify corpora/books`
     """
     from rlt_dist.data.corpus.index import read_content
+    from rlt_dist.data.corpus.storage import open_storage
     from rlt_dist.data.corpus.verify import verify_corpus
 
-    shards = sum(map(len, read_content(corpus).splits.values()))
+    storage = open_storage(corpus)
+    shards = sum(map(len, read_content(storage).splits.values()))
     with _progress_bar() as watch:
-        damaged = list(verify_corpus(corpus, watch))
+        damaged = list(verify_corpus(storage, watch))
     if damaged:
         typer.echo("\n".join(damaged))
         typer.echo(f"{corpus}: {len(damaged)} of {shards} shards are damaged")
@@ -154,7 +153,7 @@ def _print_summary(corpus: "CorpusIndex") -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=_FILE_WIDTH)
-    table = Table(title=str(corpus.folder), title_justify="left")
+    table = Table(title=str(corpus.location), title_justify="left")
     table.add_column("split")
     for heading in ("shards", "documents", "tokens", "bytes", "bytes/token", "longest"):
         table.add_column(heading, justify="right", overflow="fold")

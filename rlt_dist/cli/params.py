@@ -63,13 +63,14 @@ def params(
 
 def _vocabulary(corpus: Path) -> int:
     from rlt_dist.data.corpus.index import INDEX_NAME, read_content
+    from rlt_dist.data.corpus.storage import open_storage
 
     if not (corpus / INDEX_NAME).exists():
         raise UserError(
             f"data.path {corpus} holds no corpus to take the vocabulary from; give --vocabulary, "
             "or make it with `rlt-dist data prepare`"
         )
-    return read_content(corpus).tokenizer.vocabulary
+    return read_content(open_storage(corpus)).tokenizer.vocabulary
 
 
 def _print_json(file: Path, vocabulary: int, axes: "Axes", counts: "Counts") -> None:

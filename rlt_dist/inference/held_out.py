@@ -47,7 +47,7 @@ def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluati
     if not reading.corpus.exists():
         raise UserError(f"{reading.corpus}: no such corpus; give the folder with --data")
     corpus = load_corpus(reading.corpus)
-    if corpus.tokenizer_hash != trained.tokenizer.hash:
+    if corpus.tokenizer.hash != trained.tokenizer.hash:
         raise UserError(
             f"{reading.corpus}: was made by another tokenizer than {trained.run_folder}'s; "
             "prepare it again with --tokenizer of that run"
@@ -56,9 +56,7 @@ def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluati
     lengths = torch.from_numpy(trained.tokenizer.byte_lengths()) * trained.tokenizer.lossless
     batches = (
         batch.to(device)
-        for batch in _batches_once(
-            corpus.split(reading.split), corpus.end_of_text, trained, reading, watch
-        )
+        for batch in _batches_once(corpus.split(reading.split), trained, reading, watch)
     )
     scorer = WholeScorer(trained.model, trained.config)
     sums = evaluate(scorer, batches, lengths.to(device), carried=reading.carried)
@@ -66,7 +64,7 @@ def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluati
 
 
 def _batches_once(
-    split: SplitIndex, end_of_text: int, trained: Trained, reading: Reading, watch: Watch
+    split: SplitIndex, trained: Trained, reading: Reading, watch: Watch
 ) -> Iterator[Batch]:
     """Batches until every lane has read its run of epoch 0.
 
@@ -80,7 +78,6 @@ def _batches_once(
     total = int(left.sum())
     loader = LaneLoader(
         split,
-        end_of_text,
         lanes=lanes,
         local=range(lanes),
         segment=reading.segment,

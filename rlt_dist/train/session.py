@@ -19,7 +19,6 @@ from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
 from rlt_dist.data.stream.lane import plan_lanes
 from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.data.stream.loader import LaneLoader, lanes_of_rank
-from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.mesh import Mesh
@@ -77,7 +76,6 @@ class Session:
         data = self.config.data
         return LaneLoader(
             self.corpus.split(split),
-            self.corpus.end_of_text,
             lanes=data.lanes,
             local=self.local,
             segment=data.segment,
@@ -91,7 +89,7 @@ class Session:
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
-            tokenizer=self.corpus.tokenizer_hash,
+            tokenizer=self.corpus.tokenizer.hash,
             corpus=self.corpus.fingerprint,
             identity=self.config.identity(),
         )
@@ -117,9 +115,8 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     config, world = config.resolved(), mesh.world
     together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
     corpus = together(world, lambda: load_corpus(config.data.path))
-    tokenizer = together(world, lambda: load_tokenizer(corpus.tokenizer))
-    together(world, lambda: _check_fit(config, corpus, tokenizer))
-    model = together(world, lambda: new_model(config, corpus.vocabulary, mesh))
+    together(world, lambda: _check_fit(config, corpus))
+    model = together(world, lambda: new_model(config, corpus.tokenizer.vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
@@ -127,7 +124,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
         newest = on_leader(world, lambda: _newest(config, corpus))
         changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
-        session = _new_session(config, mesh, corpus, model, engine, tokenizer)
+        session = _new_session(config, mesh, corpus, model, engine)
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if newest is not None:
             _resume(session, newest)
@@ -140,10 +137,10 @@ def _new_session(
     corpus: CorpusIndex,
     model: LocalModel,
     engine: Engine,
-    tokenizer: Tokenizer,
 ) -> Session:
     """The session of a run that has done no step."""
     local = _local_lanes(config, mesh)
+    tokenizer = corpus.tokenizer
     lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
     return Session(
         config=config,
@@ -163,14 +160,14 @@ def _local_lanes(config: RunConfig, mesh: Mesh) -> range:
     return lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
 
 
-def _check_fit(config: RunConfig, corpus: CorpusIndex, tokenizer: Tokenizer) -> None:
+def _check_fit(config: RunConfig, corpus: CorpusIndex) -> None:
     """What the configuration asks of the corpus, checked before anything is written."""
     splits = ["train"] if config.validation.every is None else ["train", "validation"]
     for split in splits:
         plan_lanes(corpus.split(split), config.data.lanes, config.train.seed)
-    check_vocabulary(config.model, corpus.vocabulary, config.mesh.tensor)
+    check_vocabulary(config.model, corpus.tokenizer.vocabulary, config.mesh.tensor)
     cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
-    if cutoffs and not tokenizer.ranked:
+    if cutoffs and not corpus.tokenizer.ranked:
         raise UserError(
             "model.cutoffs: an adaptive softmax needs ids ranked by frequency, which the tokenizer "
             f"of {config.data.path} does not do; prepare a corpus with tokenizer/words.yaml"
@@ -191,11 +188,11 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
     facts = read_manifest(newest).facts
     for name, saved, now in (
         ("corpus", facts.corpus, corpus.fingerprint),
-        ("tokenizer", facts.tokenizer, corpus.tokenizer_hash),
+        ("tokenizer", facts.tokenizer, corpus.tokenizer.hash),
     ):
         if saved != now:
             raise UserError(
-                f"{newest}: was trained on another {name} than {corpus.folder}; "
+                f"{newest}: was trained on another {name} than {corpus.location}; "
                 "point data.path at the one it was started with"
             )
     changed = describe_changes(facts.identity, config.identity())

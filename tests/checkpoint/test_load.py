@@ -29,7 +29,7 @@ def test_its_facts_say_what_it_is(run: RunConfig, small_corpus: Path) -> None:
     facts = read_manifest(find_checkpoint(run.run_folder)).facts
     corpus = load_corpus(small_corpus)
     assert (facts.step, facts.tokens) == (5, 5 * 80)
-    assert (facts.tokenizer, facts.corpus) == (corpus.tokenizer_hash, corpus.fingerprint)
+    assert (facts.tokenizer, facts.corpus) == (corpus.tokenizer.hash, corpus.fingerprint)
     assert facts.identity == run.identity()
     assert facts.identity["data.lanes"] == 8
 

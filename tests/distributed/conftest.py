@@ -239,11 +239,12 @@ def first_loss(configure: Callable[..., Any], small_corpus: Path, tmp_path: Path
     """The loss of the first step, by hand: one lane after the other, without dropout."""
     config = configure(tmp_path, "rlt1", "model.dropout=0.0")
     corpus = load_corpus(small_corpus)
-    model = initial_model(config.model, corpus.vocabulary, config.train.seed, torch.float64)
+    model = initial_model(
+        config.model, corpus.tokenizer.vocabulary, config.train.seed, torch.float64
+    )
     lanes = [
         LaneLoader(
             corpus.split("train"),
-            corpus.end_of_text,
             lanes=8,
             local=range(lane, lane + 1),
             segment=10,

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from rlt_dist.data.corpus.index import SplitIndex, load_corpus
-from rlt_dist.data.stream.lane import read_span
-from rlt_dist.data.stream.lanes import Span
 from rlt_dist.inference.load import Trained, load_trained
 
 FORMS = {
@@ -57,10 +55,6 @@ def documents(small_corpus: Path) -> Callable[[str], list[np.ndarray]]:
 
     def read(name: str) -> list[np.ndarray]:
         split: SplitIndex = corpus.split(name)
-        return [
-            tokens
-            for shard in split.shards
-            for tokens in read_span(shard, Span(0, 0, shard.entry.documents), corpus.end_of_text)
-        ]
+        return [tokens for shard in split.shards for tokens in shard.read(0, shard.entry.documents)]
 
     return read

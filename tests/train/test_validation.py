@@ -55,7 +55,6 @@ def test_the_validation_loss_is_that_of_its_first_segments(
     corpus = load_corpus(small_corpus)
     loader = LaneLoader(
         corpus.split("validation"),
-        corpus.end_of_text,
         lanes=8,
         local=range(8),
         segment=10,

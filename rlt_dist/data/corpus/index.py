@@ -1,11 +1,11 @@
-"""The shard index: what a prepared corpus holds, and where each document begins.
+"""The index: what a prepared corpus holds.
 
 Layout of a corpus folder:
 
     index.json            format, tokenizer, and for each split its shards with sizes and hashes
     tokenizer.json        the tokenizer that made the tokens
-    train-000000.tar      webdataset shard: whole documents, one a sample
-    train-000000.npy      its sidecar: one `DOCUMENT` record per document
+    train-000000.tar      a shard (see shard.py): whole documents, one a sample
+    train-000000.npy      its sidecar: where each document begins, and its checksum
     prepare.json          what was asked of `rlt-dist data prepare` (see prepare.py)
     .lock                 held by the process that prepares it
 """
@@ -20,34 +20,17 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from rlt_dist.data.corpus.shard import Positive, Shard, ShardEntry
+from rlt_dist.data.corpus.storage import REPAIR, Storage, open_storage
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer, parse_tokenizer
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import sha256_file, write_atomic
+from rlt_dist.util.files import write_atomic
 
-FORMAT = 1
+FORMAT = 2
 INDEX_NAME = "index.json"
 TOKENIZER_NAME = "tokenizer.json"
 SPLITS = ("train", "validation", "test")
-REPAIR = "restore it, or prepare the corpus again with --overwrite"
-
-Positive = Annotated[int, Field(ge=1)]
-
-# Per document: where its first tar header begins, its tokens (end-of-text included), its raw bytes.
-DOCUMENT = np.dtype([("offset", "<i8"), ("tokens", "<i8"), ("bytes", "<i8")])
-
-
-@dataclass(frozen=True)
-class ShardEntry:
-    """One shard as index.json lists it. Sizes of files in bytes; `bytes` is raw text."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z]+-[0-9]+$")]
-    documents: Positive
-    tokens: Positive
-    bytes: Positive
-    tar_size: Positive
-    tar_sha256: str
-    sidecar_size: Positive
-    sidecar_sha256: str
+_SHORT = 1 << 16
 
 
 class About(BaseModel):
@@ -68,26 +51,11 @@ class Content(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class ShardIndex:
-    """One shard on disk.
-
-    Attributes:
-        documents: its sidecar, memory-mapped: `DOCUMENT` [documents].
-        vocabulary: every token is less than this.
-    """
-
-    entry: ShardEntry
-    tar: Path
-    documents: np.ndarray
-    vocabulary: int
-
-
-@dataclass(frozen=True, eq=False)
 class SplitIndex:
     """One split: its shards in order."""
 
     name: str
-    shards: tuple[ShardIndex, ...]
+    shards: tuple[Shard, ...]
 
     @property
     def documents(self) -> int:
@@ -107,20 +75,23 @@ class SplitIndex:
 
 @dataclass(frozen=True, eq=False)
 class CorpusIndex:
-    """A prepared corpus. `fingerprint` is the SHA-256 of all that decides its tokens."""
+    """A prepared corpus.
 
-    folder: Path
-    tokenizer_hash: str
-    vocabulary: int
-    end_of_text: int
+    Attributes:
+        tokenizer: the one that made its tokens.
+        fingerprint: SHA-256 of all that decides its tokens.
+    """
+
+    storage: Storage
+    tokenizer: Tokenizer
     dropped: Mapping[str, int]
     splits: Mapping[str, SplitIndex]
     fingerprint: str
 
     @property
-    def tokenizer(self) -> Path:
-        """The saved tokenizer."""
-        return self.folder / TOKENIZER_NAME
+    def location(self) -> str:
+        """Path or address of its folder."""
+        return self.storage.location
 
     def split(self, name: str) -> SplitIndex:
         """The split called `name`.
@@ -130,7 +101,7 @@ class CorpusIndex:
         """
         if name not in self.splits:
             known = ", ".join(self.splits)
-            raise UserError(f"{self.folder}: has no split {name!r}; it has {known}")
+            raise UserError(f"{self.location}: has no split {name!r}; it has {known}")
         return self.splits[name]
 
 
@@ -155,45 +126,41 @@ def write_index(
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
 
 
-def load_corpus(folder: Path) -> CorpusIndex:
-    """Open a prepared corpus; sidecars are memory-mapped, tars only looked at for their size.
+def load_corpus(location: str | Path) -> CorpusIndex:
+    """Open a prepared corpus; of its shards only the files' sizes are looked at.
 
     Raises:
         UserError: there is no index, it is of another format or damaged, the tokenizer is not the
-            corpus's own, a sidecar is damaged, or a shard is missing or not of the size it had
-            when it was written.
+            corpus's own, or a shard is missing or not of the size it had when it was written.
     """
-    content = read_content(folder)
-    check_tokenizer(folder, content.tokenizer)
-    vocabulary = content.tokenizer.vocabulary
-    return CorpusIndex(
-        folder=folder,
-        tokenizer_hash=content.tokenizer.hash,
-        vocabulary=vocabulary,
-        end_of_text=content.tokenizer.end_of_text,
+    storage = open_storage(location)
+    content = read_content(storage)
+    corpus = CorpusIndex(
+        storage=storage,
+        tokenizer=read_tokenizer(storage, content.tokenizer),
         dropped=content.dropped,
         splits={
-            name: SplitIndex(name, tuple(open_shard(folder, each, vocabulary) for each in entries))
+            name: SplitIndex(name, tuple(shard_of(storage, entry, content) for entry in entries))
             for name, entries in content.splits.items()
         },
         fingerprint=_fingerprint(content),
     )
+    for split in corpus.splits.values():
+        for shard in split.shards:
+            shard.check()
+    return corpus
 
 
-def read_content(folder: Path) -> Content:
+def read_content(storage: Storage) -> Content:
     """Read index.json alone.
 
     Raises:
         UserError: it is missing, of another format or damaged.
     """
-    path = folder / INDEX_NAME
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; make the corpus with `rlt-dist data prepare`")
+    path = storage.address(INDEX_NAME)
+    text = storage.read(INDEX_NAME)
     try:
-        text = path.read_bytes()
         content = json.loads(text)
-    except OSError as error:
-        raise _unreadable(path, error) from None
     except (ValueError, RecursionError):
         raise UserError(f"{path}: is damaged, it is not JSON; {REPAIR}") from None
     form = content.get("format", FORMAT) if isinstance(content, dict) else FORMAT
@@ -210,14 +177,14 @@ def read_content(folder: Path) -> Content:
         raise UserError(f"{path}: is damaged ({place}: {problem['msg']}); {REPAIR}") from None
 
 
-def check_tokenizer(folder: Path, about: About) -> Tokenizer:
+def read_tokenizer(storage: Storage, about: About) -> Tokenizer:
     """The folder's tokenizer, if it is the one that made the corpus.
 
     Raises:
         UserError: it is missing, damaged, or another one.
     """
-    path = folder / TOKENIZER_NAME
-    tokenizer = load_tokenizer(path)
+    path = storage.address(TOKENIZER_NAME)
+    tokenizer = parse_tokenizer(storage.read(TOKENIZER_NAME), path)
     for name, expected in about.model_dump().items():
         if (found := getattr(tokenizer, name)) != expected:
             raise UserError(
@@ -225,6 +192,17 @@ def check_tokenizer(folder: Path, about: About) -> Tokenizer:
                 f"index says {expected}; {REPAIR}"
             )
     return tokenizer
+
+
+def shard_of(storage: Storage, entry: ShardEntry, content: Content) -> Shard:
+    """A shard of the corpus that `content` describes; nothing is opened."""
+    dtype = token_dtype(content.tokenizer.vocabulary)
+    return Shard(entry, storage, dtype, content.tokenizer.end_of_text)
+
+
+def token_dtype(vocabulary: int) -> np.dtype:
+    """How the tokens of a vocabulary are kept."""
+    return np.dtype("<u2" if vocabulary <= _SHORT else "<u4")
 
 
 def read_entry(values: Mapping[str, Any]) -> ShardEntry:
@@ -236,54 +214,7 @@ def read_entry(values: Mapping[str, Any]) -> ShardEntry:
     return ShardEntry(**{field.name: values[field.name] for field in fields(ShardEntry)})
 
 
-def sidecar_of(tar: Path) -> Path:
-    """The sidecar beside a shard."""
-    return tar.with_suffix(".npy")
-
-
 def _fingerprint(content: Content) -> str:
     decisive = content.model_dump(exclude={"dropped"})
     canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def open_shard(folder: Path, entry: ShardEntry, vocabulary: int) -> ShardIndex:
-    """Open one shard: both files' sizes are checked, and the sidecar's content.
-
-    Raises:
-        UserError: a file is missing or of another size, or the sidecar is damaged.
-    """
-    tar = folder / f"{entry.name}.tar"
-    sidecar = sidecar_of(tar)
-    _check_size(tar, entry.tar_size)
-    _check_size(sidecar, entry.sidecar_size)
-    try:
-        if sha256_file(sidecar) != entry.sidecar_sha256:
-            raise _damaged(sidecar, "its SHA-256 is not the index's")
-        documents = np.load(sidecar, mmap_mode="r")
-    except (ValueError, EOFError):
-        raise _damaged(sidecar, "it is no array") from None
-    except OSError as error:
-        raise _unreadable(sidecar, error) from None
-    if documents.dtype != DOCUMENT or documents.shape != (entry.documents,):
-        raise _damaged(sidecar, "it does not describe the index's documents")
-    totals = (int(documents["tokens"].sum()), int(documents["bytes"].sum()))
-    if totals != (entry.tokens, entry.bytes) or documents["tokens"].min() < 1:
-        raise _damaged(sidecar, "it does not add up to the index's tokens and bytes")
-    return ShardIndex(entry, tar, documents, vocabulary)
-
-
-def _check_size(path: Path, size: int) -> None:
-    if not path.is_file():
-        raise UserError(f"{path}: this shard file is missing; {REPAIR}")
-    actual = path.stat().st_size
-    if actual != size:
-        raise UserError(f"{path}: holds {actual} bytes where the index says {size}; {REPAIR}")
-
-
-def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path}: is damaged, {why}; {REPAIR}")
-
-
-def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read ({error.strerror}); make it readable")

@@ -18,10 +18,12 @@ from math import lcm
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
+from zlib import crc32
 
 import numpy as np
 
-from rlt_dist.data.corpus.index import DOCUMENT, ShardEntry, read_entry, sidecar_of
+from rlt_dist.data.corpus.index import read_entry, token_dtype
+from rlt_dist.data.corpus.shard import DOCUMENT, ShardEntry
 from rlt_dist.data.prepare.sources import Document
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import fsync_folder, remove_folder, sha256_file, write_atomic
@@ -116,18 +118,16 @@ class ShardWriter:
         self._partial = folder / f".{name}.tar.partial"
         self._handle = self._partial.open("wb")
         self._tar = tarfile.TarFile(fileobj=self._handle, mode="w", format=tarfile.USTAR_FORMAT)
-        self._documents: list[tuple[int, int, int]] = []
+        self._documents: list[tuple[int, int, int, int]] = []
 
     def add(self, ordinal: int, document: Document, tokens: np.ndarray) -> None:
         """Append a document. `tokens` int [n] ends with end-of-text; `ordinal` is its key."""
-        size = len(document.text)
-        self._documents.append((self._handle.tell(), len(tokens), size))
+        tokens = tokens.astype(self._dtype)
+        about = (self._handle.tell(), len(tokens), len(document.text), crc32(tokens.data))
+        self._documents.append(about)
         stream = io.BytesIO()
-        np.lib.format.write_array(stream, tokens.astype(self._dtype), allow_pickle=False)
-        about = json.dumps({"source": document.source, "bytes": size})
-        key = f"{ordinal:0{_KEY_DIGITS}d}"
-        self._add_member(f"{key}.npy", stream.getvalue())
-        self._add_member(f"{key}.json", about.encode())
+        np.lib.format.write_array(stream, tokens, allow_pickle=False)
+        self._add_member(f"{ordinal:0{_KEY_DIGITS}d}.npy", stream.getvalue())
 
     def commit(self) -> ShardEntry:
         """Flush the shard and its sidecar to disk and rename them into place."""
@@ -140,7 +140,7 @@ class ShardWriter:
         documents = np.array(self._documents, DOCUMENT)
         stream = io.BytesIO()
         np.save(stream, documents)
-        sidecar = sidecar_of(self._path)
+        sidecar = self._path.with_suffix(".npy")
         write_atomic(sidecar, stream.getvalue())
         return ShardEntry(
             name=self._name,
@@ -180,7 +180,7 @@ class CorpusWriter:
         self._progress.mkdir(exist_ok=True)
         self._tokenizer = tokenizer
         self._placement = placement
-        self._dtype = np.dtype("<u2" if tokenizer.vocabulary <= 1 << 16 else "<u4")
+        self._dtype = token_dtype(tokenizer.vocabulary)
         self._open: dict[str, ShardWriter] = {}
         self._done = self._read_progress()
         self.documents = 0
@@ -237,9 +237,9 @@ class CorpusWriter:
         return {entry.name: entry for entry in entries if self._is_whole(entry)}
 
     def _is_whole(self, entry: ShardEntry) -> bool:
-        tar = self._folder / f"{entry.name}.tar"
-        sizes = {tar: entry.tar_size, sidecar_of(tar): entry.sidecar_size}
-        return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+        sizes = {entry.tar: entry.tar_size, entry.sidecar: entry.sidecar_size}
+        files = {self._folder / name: size for name, size in sizes.items()}
+        return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
 
 
 def forget_progress(folder: Path) -> None:

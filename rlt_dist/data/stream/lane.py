@@ -8,15 +8,12 @@ read, and each shard is opened once while the lane reads forward.
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO
 
 import numpy as np
-import webdataset as wds
 from webdataset.autodecode import DecodingError
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from rlt_dist.data.corpus.index import REPAIR, ShardIndex, SplitIndex
-from rlt_dist.data.stream.lanes import Cursor, LanePlan, Span
+from rlt_dist.data.corpus.index import SplitIndex
+from rlt_dist.data.stream.lanes import Cursor, LanePlan
 from rlt_dist.util.errors import UserError
 
 _DAMAGE = (tarfile.TarError, DecodingError, OSError, ValueError, EOFError)
@@ -44,7 +41,6 @@ class LaneStream:
     def __init__(
         self,
         split: SplitIndex,
-        end_of_text: int,
         plan: LanePlan,
         lane: int,
         cursor: Cursor | None = None,
@@ -60,7 +56,6 @@ class LaneStream:
             UserError: the cursor does not exist in this split, or a shard is damaged.
         """
         self._split = split
-        self._end_of_text = end_of_text
         self._plan = plan
         self._lane = lane
         self._max_document = max_document
@@ -122,7 +117,7 @@ class LaneStream:
         """The documents from the cursor's to the end of the cursor's epoch."""
         run = self._plan.run(self._cursor.epoch, self._lane)
         for span in run.after(self._cursor.document):
-            yield from read_span(self._split.shards[span.shard], span, self._end_of_text)
+            yield from self._split.shards[span.shard].read(span.first, span.last)
 
     def _check_cursor(self) -> None:
         run = self._plan.run(self._cursor.epoch, self._lane)
@@ -144,81 +139,3 @@ def plan_lanes(split: SplitIndex, lanes: int, seed: int) -> LanePlan:
     """
     lengths = [np.asarray(shard.documents["tokens"]) for shard in split.shards]
     return LanePlan(lengths, lanes, seed)
-
-
-def read_span(shard: ShardIndex, span: Span, end_of_text: int) -> Iterator[np.ndarray]:
-    """The tokens of a span's documents, end-of-text included: unsigned [n] each.
-
-    Raises:
-        UserError: the shard is damaged, or does not hold what its index says.
-    """
-    try:
-        with shard.tar.open("rb") as handle:
-            samples = _samples(shard, span, handle)
-            for document in range(span.first, span.last):
-                sample = next(samples, {})
-                yield _checked(shard, document, sample.get("npy"), end_of_text)
-    except _DAMAGE as error:
-        raise UserError(f"{shard.tar}: cannot be read ({_first_line(error)}); {REPAIR}") from error
-
-
-class _Window:
-    """The next `size` bytes of an open file, as all that tarfile sees of it."""
-
-    def __init__(self, handle: BinaryIO, size: int) -> None:
-        self._handle = handle
-        self._left = size
-
-    def read(self, count: int) -> bytes:
-        data = self._handle.read(min(count, self._left))
-        self._left -= len(data)
-        return data
-
-
-def _samples(shard: ShardIndex, span: Span, handle: BinaryIO) -> Iterator[dict[str, Any]]:
-    """webdataset's samples of a span; only the tokens are read and decoded."""
-    offsets = shard.documents["offset"]
-    begin = int(offsets[span.first])
-    end = int(offsets[span.last]) if span.last < len(offsets) else shard.entry.tar_size
-    handle.seek(begin)
-    window = _Window(handle, end - begin)
-
-    def source() -> Iterator[dict[str, Any]]:
-        yield {"url": str(shard.tar), "stream": window}
-
-    def expand(sources: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return tar_file_expander(sources, select_files=lambda name: name.endswith(".npy"))
-
-    return iter(wds.DataPipeline(source, expand, group_by_keys, wds.decode()))
-
-
-def _checked(
-    shard: ShardIndex, document: int, tokens: np.ndarray | None, end_of_text: int
-) -> np.ndarray:
-    expected = int(shard.documents["tokens"][document])
-    if tokens is None or tokens.dtype.kind != "u" or tokens.shape != (expected,):
-        found = "nothing readable" if tokens is None else f"{tokens.dtype} {tokens.shape}"
-        raise UserError(
-            f"{shard.tar}: document {document} should hold {expected} tokens, there is "
-            f"{found}; {REPAIR}"
-        )
-    if tokens[-1] != end_of_text:
-        raise UserError(
-            f"{shard.tar}: document {document} does not end with the end-of-text token "
-            f"{end_of_text}; the corpus was made with another tokenizer, or the shard is damaged"
-        )
-    if (largest := int(tokens.max())) >= shard.vocabulary:
-        raise UserError(
-            f"{shard.tar}: document {document} holds token {largest}, the vocabulary ends at "
-            f"{shard.vocabulary - 1}; {REPAIR}"
-        )
-    return tokens
-
-
-def _first_line(error: BaseException) -> str:
-    """An error's own words; webdataset's wrapper has none, its cause does."""
-    cause = error.__cause__ or error
-    words = str(cause)
-    if " object at 0x" in words:  # webdataset adds the stream it was reading
-        words = str(next(iter(cause.args), "")).partition(" @ <")[0]
-    return (words or type(cause).__name__).splitlines()[0]

@@ -53,7 +53,6 @@ class LaneLoader:
     def __init__(
         self,
         split: SplitIndex,
-        end_of_text: int,
         *,
         lanes: int,
         local: range,
@@ -83,7 +82,7 @@ class LaneLoader:
         self._segment = segment
         self._lanes = torch.tensor(local, dtype=torch.int64)
         self._streams = [
-            LaneStream(split, end_of_text, plan, lane, cursor, max_document)
+            LaneStream(split, plan, lane, cursor, max_document)
             for lane, cursor in zip(local, begin, strict=True)
         ]
 

@@ -62,7 +62,19 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file; give the path of a saved tokenizer")
-    content = _read_content(path)
+    return parse_tokenizer(path.read_bytes(), str(path))
+
+
+def parse_tokenizer(text: bytes, path: str) -> Tokenizer:
+    """The tokenizer that `save` wrote as `text`.
+
+    Args:
+        path: where it lies, for messages.
+
+    Raises:
+        UserError: it is damaged, or something else than a tokenizer.
+    """
+    content = _read_content(text, path)
     kind = _KINDS.get(str(content.get("kind")))
     if kind is None or content.get("version") != VERSION:
         raise UserError(
@@ -74,10 +86,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return kind.restore(content)
 
 
-def _read_content(path: Path) -> dict[str, Any]:
+def _read_content(text: bytes, path: str) -> dict[str, Any]:
     foreign = UserError(f"{path}: is not a tokenizer file; give the path of a saved tokenizer")
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(text)
     except ValueError:  # not JSON, or not even text
         raise foreign from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rlt_dist.cli.data import data_app
-from rlt_dist.data.corpus.index import CorpusIndex, sidecar_of
+from rlt_dist.data.corpus.index import CorpusIndex
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file
 
@@ -19,7 +19,7 @@ from rlt_dist.util.files import sha256_file
 @pytest.fixture
 def copy(corpus: CorpusIndex, tmp_path: Path) -> Path:
     """A corpus that a test may damage."""
-    return shutil.copytree(corpus.folder, tmp_path / "copy")
+    return shutil.copytree(corpus.location, tmp_path / "copy")
 
 
 def verify(folder: Path) -> Result:
@@ -41,7 +41,7 @@ def test_a_whole_corpus_passes(copy: Path, corpus: CorpusIndex) -> None:
 
 def test_every_damaged_shard_is_one_line(copy: Path) -> None:
     flip(copy / "train-000000.tar", 700)
-    flip(sidecar_of(copy / "train-000002.tar"), -1)
+    flip(copy / "train-000002.npy", -1)
     (copy / "test-000000.tar").unlink()
     result = verify(copy)
     assert result.exit_code == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from rlt_dist.data.corpus.index import CorpusIndex, load_corpus, sidecar_of
+from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
 from rlt_dist.data.prepare.prepare import prepare_corpus
 from rlt_dist.data.prepare.shards import CorpusWriter, Placement
 from rlt_dist.data.prepare.sources import Document, SourceOptions
@@ -50,12 +50,12 @@ def test_real_text_comes_back_from_the_shards(tmp_path: Path) -> None:
         [source], tmp_path / "out", recipe, source=options, shard_bytes=30_000
     ).corpus
     tokenizer = load_tokenizer(made.tokenizer)
-    assert (made.tokenizer_hash, made.vocabulary) == (tokenizer.hash, 400)
+    assert (made.tokenizer.hash, made.tokenizer.vocabulary) == (tokenizer.hash, 400)
     found = {}
     for split in made.splits:
         for sample in samples(made, split):
             *ids, end = sample["npy"]
-            assert end == tokenizer.end_of_text == made.end_of_text
+            assert end == tokenizer.end_of_text
             found[sample["json"]["source"]] = tokenizer.decode(np.array(ids, np.int32))
     files = {f"rlt_dist/{p.relative_to(source)}": p for p in source.rglob("*.py")}
     assert found == {name: text for name, p in files.items() if (text := p.read_bytes())}
@@ -162,10 +162,10 @@ def test_a_finished_folder_is_left_alone(
     texts: Path, tmp_path: Path, bytes_tokenizer: Path
 ) -> None:
     first = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
-    times = {path: path.stat().st_mtime_ns for path in first.corpus.folder.iterdir()}
+    times = {path: path.stat().st_mtime_ns for path in first.corpus.location.iterdir()}
     again = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
     assert (first.already_finished, again.already_finished) == (False, True)
-    assert {path: path.stat().st_mtime_ns for path in first.corpus.folder.iterdir()} == times
+    assert {path: path.stat().st_mtime_ns for path in first.corpus.location.iterdir()} == times
 
 
 def _change(path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_recipe_that_fails_does_not_bind_the_folder(texts: Path, tmp_path: Pat
     with pytest.raises(UserError):
         prepare_corpus([texts], tmp_path / "out", recipe)
     recipe.write_text("kind: bytes\n")
-    assert prepare_corpus([texts], tmp_path / "out", recipe).corpus.vocabulary == 257
+    assert prepare_corpus([texts], tmp_path / "out", recipe).corpus.tokenizer.vocabulary == 257
 
 
 def test_a_full_disk_is_one_error_and_the_next_start_goes_on(

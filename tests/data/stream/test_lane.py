@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex, load_corpus
-from rlt_dist.data.stream.lane import LaneStream, Segment, plan_lanes, read_span
-from rlt_dist.data.stream.lanes import Cursor, Span
+from rlt_dist.data.stream.lane import LaneStream, Segment, plan_lanes
+from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.util.errors import UserError
 
 LANES, SEED = 3, 5
@@ -32,7 +32,7 @@ def plain_lane(split: SplitIndex, lane: int) -> list[np.ndarray]:
     """A lane's documents over some epochs, by plain webdataset: what the stream is held to."""
     shards = []
     for shard in split.shards:
-        dataset = wds.WebDataset(str(shard.tar), shardshuffle=False).decode()
+        dataset = wds.WebDataset(shard.address, shardshuffle=False).decode()
         shards.append([sample["npy"].astype(np.int64) for sample in dataset])
     plan = plan_lanes(split, LANES, SEED)
     spans = [span for epoch in range(EPOCHS) for span in plan.run(epoch, lane).spans]
@@ -40,7 +40,7 @@ def plain_lane(split: SplitIndex, lane: int) -> list[np.ndarray]:
 
 
 def open_lane(split: SplitIndex, lane: int, **options: object) -> LaneStream:
-    return LaneStream(split, 256, plan_lanes(split, LANES, SEED), lane, **options)
+    return LaneStream(split, plan_lanes(split, LANES, SEED), lane, **options)
 
 
 def join(segments: list[Segment]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,7 +139,7 @@ def test_a_lane_opens_each_shard_once_and_reads_only_its_documents(
     stream = open_lane(split, 1)
     while stream.cursor.epoch == 0:
         stream.next_segment(1)
-    mine = [split.shards[span.shard].tar for span in run.spans]
+    mine = [Path(split.shards[span.shard].address) for span in run.spans]
     assert opened[: len(mine)] == mine
     assert len(opened) == len(mine) + 1
 
@@ -153,17 +153,17 @@ def test_a_cursor_from_elsewhere_is_refused(split: SplitIndex, cursor: Cursor) -
 @pytest.fixture
 def copied(corpus: CorpusIndex, tmp_path: Path) -> SplitIndex:
     """A split that a test may damage."""
-    shutil.copytree(corpus.folder, tmp_path / "copy")
+    shutil.copytree(corpus.location, tmp_path / "copy")
     return load_corpus(tmp_path / "copy").split("train")
 
 
-def read_all(split: SplitIndex, end_of_text: int = 256) -> None:
+def read_all(split: SplitIndex) -> None:
     shard = split.shards[1]
-    list(read_span(shard, Span(1, 0, shard.entry.documents), end_of_text))
+    list(shard.read(0, shard.entry.documents))
 
 
 def test_a_tar_that_ends_early_is_named(copied: SplitIndex) -> None:
-    os.truncate(copied.shards[1].tar, 1000)
+    os.truncate(copied.shards[1].address, 1000)
     with pytest.raises(UserError, match=r"train-000001.tar: (cannot be read|document 0)"):
         read_all(copied)
 
@@ -174,7 +174,7 @@ def test_a_tar_that_ends_early_is_named(copied: SplitIndex) -> None:
     ids=["name", "checksum", "npy magic", "second name", "third npy header"],
 )
 def test_a_damaged_tar_is_named(copied: SplitIndex, place: int, document: int) -> None:
-    tar = copied.shards[1].tar
+    tar = copied.shards[1].address
     damaged = bytearray(tar.read_bytes())
     damaged[place] ^= 0xFF
     tar.write_bytes(damaged)
@@ -201,9 +201,9 @@ def test_another_tokenizers_end_of_text_is_named(copied: SplitIndex) -> None:
 
 def test_a_token_outside_the_vocabulary_is_named(copied: SplitIndex) -> None:
     shard = copied.shards[1]
-    damaged = bytearray(shard.tar.read_bytes())
+    damaged = bytearray(Path(shard.address).read_bytes())
     damaged[512 + 128 + 1] = 0xFF  # the first token, behind a tar and an npy header
-    shard.tar.write_bytes(damaged)
+    Path(shard.address).write_bytes(damaged)
     with pytest.raises(
         UserError, match=r"document 0 holds token 65\d\d\d, the vocabulary ends at 256"
     ):
@@ -211,7 +211,7 @@ def test_a_token_outside_the_vocabulary_is_named(copied: SplitIndex) -> None:
 
 
 def test_a_missing_tar_is_named(copied: SplitIndex) -> None:
-    copied.shards[1].tar.unlink()
+    copied.shards[1].address.unlink()
     with pytest.raises(UserError, match=r"train-000001.tar: cannot be read"):
         read_all(copied)
 
@@ -220,7 +220,7 @@ def test_something_else_than_tokens_is_named(copied: SplitIndex) -> None:
     shard = copied.shards[1]
     stream = io.BytesIO()
     np.save(stream, np.zeros((2, 2)))
-    with tarfile.open(shard.tar, "w") as tar:
+    with tarfile.open(Path(shard.address), "w") as tar:
         member = tarfile.TarInfo("0000000000.npy")
         member.size = len(stream.getvalue())
         tar.addfile(member, io.BytesIO(stream.getvalue()))

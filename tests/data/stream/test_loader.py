@@ -17,7 +17,7 @@ def split(corpus: CorpusIndex) -> SplitIndex:
 
 
 def loader(split: SplitIndex, local: range = range(LANES), **options: object) -> LaneLoader:
-    return LaneLoader(split, 256, lanes=LANES, local=local, segment=SEGMENT, seed=9, **options)
+    return LaneLoader(split, lanes=LANES, local=local, segment=SEGMENT, seed=9, **options)
 
 
 def joined(batches: list[Batch]) -> dict[str, torch.Tensor]:
@@ -79,4 +79,4 @@ def test_what_does_not_fit_is_refused(split: SplitIndex) -> None:
     with pytest.raises(ValueError, match=r"cursors \(2, 4\) do not fit 8 lanes"):
         loader(split, cursors=torch.zeros(2, 4, dtype=torch.int64))
     with pytest.raises(UserError, match=r"500 lanes cannot share \d+ documents"):
-        LaneLoader(split, 256, lanes=500, local=range(1), segment=4, seed=0)
+        LaneLoader(split, lanes=500, local=range(1), segment=4, seed=0)

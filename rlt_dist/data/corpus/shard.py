@@ -1,0 +1,170 @@
+"""One shard: a webdataset tar of whole documents, and a sidecar that says where each begins.
+
+Every document is one member of the tar, `ORDINAL.npy`: its tokens, end-of-text included, as a
+NumPy array [n] of unsigned 16- or 32-bit integers, little-endian. Any webdataset reader can read
+it; this one takes each document from where the sidecar says it is, and holds it to the sidecar's
+checksum. The sidecar itself is held to the index's hash.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any
+from zlib import crc32
+
+import numpy as np
+from pydantic import Field
+
+from rlt_dist.data.corpus.storage import REPAIR, Storage
+from rlt_dist.util.errors import UserError
+from rlt_dist.util.files import sha256_file
+
+Positive = Annotated[int, Field(ge=1)]
+
+DOCUMENT = np.dtype([("offset", "<i8"), ("tokens", "<i8"), ("bytes", "<i8"), ("checksum", "<u4")])
+"""Per document: where its tar header begins, how many tokens and bytes of raw text it has, and the
+CRC-32 of its tokens as they lie in the tar."""
+
+TAR_HEADER, NPY_HEADER = 512, 128
+"""Bytes before a document's tokens: its member's header, and that of a one-dimensional array."""
+
+_BLOCK = 1 << 18
+"""Bytes read at once, or one document if it is longer."""
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """One shard as index.json lists it. Sizes of files in bytes; `bytes` is raw text."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]+-[0-9]+$")]
+    documents: Positive
+    tokens: Positive
+    bytes: Positive
+    tar_size: Positive
+    tar_sha256: str
+    sidecar_size: Positive
+    sidecar_sha256: str
+
+    @property
+    def tar(self) -> str:
+        """Name of its tar."""
+        return f"{self.name}.tar"
+
+    @property
+    def sidecar(self) -> str:
+        """Name of its sidecar."""
+        return f"{self.name}.npy"
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A shard that can be read.
+
+    Attributes:
+        dtype: of its tokens.
+        end_of_text: the token that ends every document.
+    """
+
+    entry: ShardEntry
+    storage: Storage
+    dtype: np.dtype
+    end_of_text: int
+
+    @property
+    def address(self) -> str:
+        """Path or address of its tar, for messages."""
+        return self.storage.address(self.entry.tar)
+
+    @cached_property
+    def documents(self) -> np.ndarray:
+        """Its sidecar, memory-mapped: `DOCUMENT` [documents].
+
+        Raises:
+            UserError: the sidecar is missing or damaged.
+        """
+        entry = self.entry
+        path = self.storage.fetch(entry.sidecar, entry.sidecar_size, entry.sidecar_sha256)
+        try:
+            if sha256_file(path) != entry.sidecar_sha256:
+                raise self._damaged_sidecar("its SHA-256 is not the index's")
+            documents = np.load(path, mmap_mode="r")
+        except (ValueError, EOFError):
+            raise self._damaged_sidecar("it is no array") from None
+        except OSError as error:
+            raise self._damaged_sidecar(f"it cannot be read ({error.strerror})") from None
+        if documents.dtype != DOCUMENT or documents.shape != (entry.documents,):
+            raise self._damaged_sidecar("it does not describe the index's documents")
+        totals = (int(documents["tokens"].sum()), int(documents["bytes"].sum()))
+        if totals != (entry.tokens, entry.bytes) or documents["tokens"].min() < 1:
+            raise self._damaged_sidecar("it does not add up to the index's tokens and bytes")
+        return documents
+
+    def check(self) -> None:
+        """See that its files are there and of the right size.
+
+        Raises:
+            UserError: one is not.
+        """
+        self.storage.check(self.entry.tar, self.entry.tar_size)
+        self.storage.check(self.entry.sidecar, self.entry.sidecar_size)
+
+    def read(self, first: int, last: int) -> Iterator[np.ndarray]:
+        """The tokens of documents `first` to `last` (exclusive): `dtype` [n] each, read-only.
+
+        Raises:
+            UserError: the shard is missing or damaged; the message names the document.
+        """
+        documents = self.documents[first:last].copy()
+        entry = self.entry
+        path = self.storage.fetch(entry.tar, entry.tar_size, entry.tar_sha256)
+        begins = documents["offset"] + (TAR_HEADER + NPY_HEADER)
+        ends = begins + documents["tokens"] * self.dtype.itemsize
+        try:
+            with path.open("rb", buffering=0) as handle:
+                for start, stop in _blocks(begins, ends):
+                    handle.seek(int(begins[start]))
+                    block = memoryview(handle.read(int(ends[stop - 1] - begins[start])))
+                    places = begins[start:stop] - begins[start]
+                    checksums = documents["checksum"][start:stop].tolist()
+                    sizes = (ends - begins)[start:stop].tolist()
+                    number = first + start
+                    for place, size, checksum in zip(
+                        places.tolist(), sizes, checksums, strict=True
+                    ):
+                        yield self._checked(block[place : place + size], number, checksum)
+                        number += 1
+        except OSError as error:
+            raise UserError(
+                f"{self.address}: cannot be read ({error.strerror}); {REPAIR}"
+            ) from error
+
+    def _checked(self, content: memoryview, document: int, checksum: int) -> np.ndarray:
+        if crc32(content) != checksum:
+            raise UserError(
+                f"{self.address}: is damaged, document {document} has another checksum than when "
+                f"it was written; {REPAIR}"
+            )
+        tokens = np.frombuffer(content, self.dtype)
+        if tokens[-1] != self.end_of_text:
+            raise UserError(
+                f"{self.address}: document {document} does not end with the end-of-text token "
+                f"{self.end_of_text}; the corpus was made with another tokenizer"
+            )
+        return tokens
+
+    def _damaged_sidecar(self, why: str) -> UserError:
+        address = self.storage.address(self.entry.sidecar)
+        return UserError(f"{address}: is damaged, {why}; {REPAIR}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process opens the sidecar itself."""
+        return {name: value for name, value in self.__dict__.items() if name != "documents"}
+
+
+def _blocks(begins: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Cut documents into runs that are read at once: of `_BLOCK` bytes, or of one document."""
+    start = 0
+    while start < len(begins):
+        stop = int(np.searchsorted(ends, begins[start] + _BLOCK, side="right"))
+        yield start, (stop := max(stop, start + 1))
+        start = stop
