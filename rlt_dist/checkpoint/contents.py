@@ -29,7 +29,7 @@ class Contents:
         model: its parts of its parameters, by global name.
         optimizer: what its engine remembers (`parallel.engine.engine.Engine.tensors`).
         state: its lanes of the state of its layers, each tensor [b, ...].
-        cursors: int64 [b, 4], its lanes' positions in the data.
+        cursors: int64 [b, corpora, 4], its lanes' positions in the data.
     """
 
     model: dict[str, Tensor]

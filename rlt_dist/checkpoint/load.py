@@ -51,7 +51,7 @@ def load_contents(folder: Path, start: Contents, local: LocalModel, mesh: Mesh) 
         planner=PiecesLoader(),
         process_group=mesh.world.group,
     )
-    if not torch.equal(found.state["tokens"], found.cursors[:, _TOKENS]):
+    if not torch.equal(found.state["tokens"], found.cursors[..., _TOKENS].sum(-1)):
         raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
     return replace(found, state=start.state | found.state)
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlt_dist.util.errors import UserError
+
 if TYPE_CHECKING:
+    from rlt_dist.config.data import DataConfig
     from rlt_dist.inference.evaluate import Evaluation
     from rlt_dist.inference.held_out import Watch
 
@@ -23,7 +26,9 @@ class StateChoice(StrEnum):
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
-    data: Annotated[Path | None, typer.Option(help="Corpus folder [default: the run's].")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Corpus folder or address [default: the run's].")
+    ] = None,
     split: Annotated[str, typer.Option(help="Which split is read, each document once.")] = "test",
     state: Annotated[
         StateChoice, typer.Option(help="Carried from segment to segment, or cut at each.")
@@ -53,23 +58,23 @@ def evaluate(
     Example: `rlt-dist eval runs/rlt --split test --state both`
     """
     from rlt_dist.checkpoint.run_folder import EVALUATIONS
-    from rlt_dist.inference.held_out import Reading, evaluate_split
+    from rlt_dist.inference.held_out import HeldOut, evaluate_split
     from rlt_dist.inference.load import load_trained
     from rlt_dist.util.records import to_json
 
     wished = {"memory_len": memory_len, "clamp_len": clamp_len, "same_length": same_length}
     choices = {key: value for key, value in wished.items() if value is not None}
     trained = load_trained(run, choices)
-    folder = data if data is not None else trained.config.data.path
+    corpus = data if data is not None else _only_corpus(trained.config.data)
     length = segment if segment is not None else trained.config.data.segment
     states = ["carried", "cut"] if state is StateChoice.both else [state.value]
     records = []
     for kind in states:
-        reading = Reading(folder, split, length, lanes, max_tokens, kind == "carried")
+        wanted = HeldOut(corpus, split, length, lanes, max_tokens, kind == "carried")
         with _progress(kind) as watch:
-            result = evaluate_split(trained, reading, watch)
+            result = evaluate_split(trained, wanted, watch)
         facts = {"step": trained.step, "split": split, "state": kind, "segment": length}
-        facts |= {"lanes": lanes, "max_tokens": max_tokens, "data": str(folder)}
+        facts |= {"lanes": lanes, "max_tokens": max_tokens, "data": corpus}
         records.append(facts | choices | _numbers(result))
     lines = [to_json(record) for record in records]
     if as_json:
@@ -78,6 +83,13 @@ def evaluate(
         _show(records)
     with (trained.run_folder / EVALUATIONS).open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def _only_corpus(data: "DataConfig") -> str:
+    if len(data.corpora) > 1:
+        paths = ", ".join(corpus.path for corpus in data.corpora)
+        raise UserError(f"the run was trained on a mixture; give one with --data: {paths}")
+    return data.corpora[0].path
 
 
 def _numbers(result: "Evaluation") -> dict[str, Any]:

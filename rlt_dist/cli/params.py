@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from rlt_dist.config.data import DataConfig
     from rlt_dist.mesh.axes import Axes
     from rlt_dist.parallel.plan.counts import Counts
 
@@ -52,7 +53,7 @@ def params(
         wished += parse_axes(mesh).overrides()
     config = load_typed(file, RunConfig, wished)
     axes = least_axes(config.mesh)
-    ids = _vocabulary(config.data.path) if vocabulary is None else vocabulary
+    ids = _vocabulary(config.data) if vocabulary is None else vocabulary
     check_vocabulary(config.model, ids, axes.tensor)
     counts = count_parameters(config.model, ids, axes)
     if as_json:
@@ -61,16 +62,14 @@ def params(
         _show(file, ids, axes, counts)
 
 
-def _vocabulary(corpus: Path) -> int:
-    from rlt_dist.data.corpus.index import INDEX_NAME, read_content
+def _vocabulary(data: "DataConfig") -> int:
+    from rlt_dist.data.corpus.index import read_content
     from rlt_dist.data.corpus.storage import open_storage
 
-    if not (corpus / INDEX_NAME).exists():
-        raise UserError(
-            f"data.path {corpus} holds no corpus to take the vocabulary from; give --vocabulary, "
-            "or make it with `rlt-dist data prepare`"
-        )
-    return read_content(open_storage(corpus)).tokenizer.vocabulary
+    try:
+        return read_content(open_storage(data.corpora[0].path)).tokenizer.vocabulary
+    except UserError as error:
+        raise UserError(f"{error}; or give --vocabulary") from None
 
 
 def _print_json(file: Path, vocabulary: int, axes: "Axes", counts: "Counts") -> None:

@@ -13,22 +13,10 @@ from pydantic import (
     model_validator,
 )
 
+from rlt_dist.config.data import DataConfig
 from rlt_dist.config.load import Strict, write_yaml
 from rlt_dist.config.model import ModelConfig, Probability, RltConfig
 from rlt_dist.util.errors import UserError
-
-
-class DataConfig(Strict):
-    """Which corpus is read, and in what pieces."""
-
-    path: Path
-    """Folder made by `rlt-dist data prepare`."""
-    lanes: PositiveInt
-    """G: streams read side by side; the global batch."""
-    segment: PositiveInt
-    """T: tokens of every lane per optimizer step; the truncation length of BPTT."""
-    max_document: PositiveInt | None = None
-    """A longer document is read as several of at most this many tokens; null: never cut."""
 
 
 class StateConfig(Strict):
@@ -308,8 +296,8 @@ class RunConfig(Strict):
 
     def resolved(self) -> "RunConfig":
         """The same with absolute paths, so that it means the same from everywhere."""
-        data = self.data.model_copy(update={"path": self.data.path.absolute()})
-        return self.model_copy(update={"run_folder": self.run_folder.absolute(), "data": data})
+        update = {"run_folder": self.run_folder.absolute(), "data": self.data.resolved()}
+        return self.model_copy(update=update)
 
     def leaves(self) -> dict[str, Any]:
         """Every single value by its whole key, such as `data.lanes`."""

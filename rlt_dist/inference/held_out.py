@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from rlt_dist.data.corpus.index import SplitIndex, load_corpus
-from rlt_dist.data.stream.lane import plan_lanes
+from rlt_dist.data.stream.documents import plan_lanes
 from rlt_dist.data.stream.lanes import Run
 from rlt_dist.data.stream.loader import Batch, LaneLoader
+from rlt_dist.data.stream.mixture import Share
+from rlt_dist.data.stream.reading import Reading
 from rlt_dist.inference.evaluate import Evaluation, WholeScorer, evaluate, to_evaluation
 from rlt_dist.inference.load import Trained
 from rlt_dist.util.errors import UserError
@@ -19,18 +20,18 @@ Watch = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Reading:
+class HeldOut:
     """How a split is read.
 
     Attributes:
-        corpus: folder of the corpus.
+        corpus: folder or address of the corpus.
         segment: tokens of a lane per forward.
         lanes: streams side by side; fewer where the split has fewer documents.
         max_tokens: where to stop, counted over all lanes; None: at the end.
         carried: whether state is carried from segment to segment.
     """
 
-    corpus: Path
+    corpus: str
     split: str
     segment: int
     lanes: int
@@ -38,57 +39,50 @@ class Reading:
     carried: bool
 
 
-def evaluate_split(trained: Trained, reading: Reading, watch: Watch) -> Evaluation:
+def evaluate_split(trained: Trained, wanted: HeldOut, watch: Watch) -> Evaluation:
     """Score a split with a trained model.
 
     Raises:
         UserError: the corpus was made by another tokenizer, or has no such split.
     """
-    if not reading.corpus.exists():
-        raise UserError(f"{reading.corpus}: no such corpus; give the folder with --data")
-    corpus = load_corpus(reading.corpus)
+    corpus = load_corpus(wanted.corpus)
     if corpus.tokenizer.hash != trained.tokenizer.hash:
         raise UserError(
-            f"{reading.corpus}: was made by another tokenizer than {trained.run_folder}'s; "
+            f"{wanted.corpus}: was made by another tokenizer than {trained.run_folder}'s; "
             "prepare it again with --tokenizer of that run"
         )
     device = next(trained.model.parameters()).device
     lengths = torch.from_numpy(trained.tokenizer.byte_lengths()) * trained.tokenizer.lossless
     batches = (
         batch.to(device)
-        for batch in _batches_once(corpus.split(reading.split), trained, reading, watch)
+        for batch in _batches_once(corpus.split(wanted.split), trained, wanted, watch)
     )
     scorer = WholeScorer(trained.model, trained.config)
-    sums = evaluate(scorer, batches, lengths.to(device), carried=reading.carried)
+    sums = evaluate(scorer, batches, lengths.to(device), carried=wanted.carried)
     return to_evaluation(sums)
 
 
 def _batches_once(
-    split: SplitIndex, trained: Trained, reading: Reading, watch: Watch
+    split: SplitIndex, trained: Trained, wanted: HeldOut, watch: Watch
 ) -> Iterator[Batch]:
     """Batches until every lane has read its run of epoch 0.
 
     A lane that is done goes on reading with its tokens masked until the longest lane is done.
     """
-    lanes, seed = min(reading.lanes, split.documents), trained.config.train.seed
+    lanes, seed = min(wanted.lanes, split.documents), trained.config.train.seed
     plan = plan_lanes(split, lanes, seed)
     left = torch.tensor([_tokens_of(split, plan.run(0, lane)) for lane in range(lanes)])
-    if reading.max_tokens is not None:
-        left = left.clamp(max=max(1, reading.max_tokens // lanes))
+    if wanted.max_tokens is not None:
+        left = left.clamp(max=max(1, wanted.max_tokens // lanes))
     total = int(left.sum())
-    loader = LaneLoader(
-        split,
-        lanes=lanes,
-        local=range(lanes),
-        segment=reading.segment,
-        seed=seed,
-        max_document=trained.config.data.max_document,
-    )
+    max_document = trained.config.data.max_document
+    reading = Reading((Share(split, 1),), lanes, wanted.segment, seed, max_document)
+    loader = LaneLoader(reading, range(lanes))
     while bool((left > 0).any()):
         batch = loader.next()
-        index = torch.arange(reading.segment)
+        index = torch.arange(wanted.segment)
         yield replace(batch, loss_mask=batch.loss_mask & (index < left[:, None]))
-        left -= reading.segment
+        left -= wanted.segment
         watch(total - int(left.clamp(min=0).sum()), total)
 
 

@@ -1,10 +1,12 @@
 """The training loop: step, validate, record, save."""
 
 import math
+import sys
 import time
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from rlt_dist.data.stream.loader import LaneLoader
@@ -25,13 +27,13 @@ def run_training(session: Session) -> None:
         UserError: too many steps in a row had to be skipped, or the disk is full.
     """
     config, world = session.config, session.world
-    loader = together(world, lambda: session.loader("train", session.cursors))
     with (
-        Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter
+        together(world, lambda: session.loader("train", session.cursors)) as loader,
+        Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter,
     ):
         skips = 0
         while session.step < config.train.steps:
-            record, result = _one_step(session, loader)
+            record, result = _one_step(session, loader, reporter)
             if reporter:
                 reporter.step(record, result)
             skips = skips + 1 if result.skipped else 0
@@ -41,11 +43,15 @@ def run_training(session: Session) -> None:
                 session.save()
 
 
-def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], StepResult]:
+def _one_step(
+    session: Session, loader: LaneLoader, reporter: Reporter | None
+) -> tuple[dict[str, Any], StepResult]:
     """Advance the session by one step; the record of it."""
     config, step = session.config, session.step + 1
     began = time.monotonic()
     batch = loader.next().to(session.world.device)
+    skipped_documents, notices = loader.take_notices()
+    _tell(session, notices, reporter)
     rate = learning_rate(config, step)
     result, session.state = train_step(
         session.local_model,
@@ -71,11 +77,26 @@ def _one_step(session: Session, loader: LaneLoader) -> tuple[dict[str, Any], Ste
         "skipped": int(result.skipped),
         "restarted_lanes": result.restarted_lanes,
     }
+    if config.data.skip_bad_shards:
+        own = torch.tensor(skipped_documents, device=session.world.device)
+        record["skipped_documents"] = int(all_sum(own, session.mesh.data))
     if _due(session, config.train.log_every):
         record["state_norm"] = _state_norms(session)
     if config.validation.every is not None and _due(session, config.validation.every):
         record["validation"] = _numbers(_validate(session))
     return record, result
+
+
+def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> None:
+    """Show what happened to the data of this process's lanes; others may read the same ones."""
+    place = session.mesh.place
+    if place.stage or place.tensor:
+        return
+    for notice in notices:
+        if reporter:
+            reporter.say(notice)
+        else:
+            print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
 
 
 def _due(session: Session, every: int) -> bool:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.stream.lanes import Cursor
-from rlt_dist.data.stream.loader import Batch, lanes_of_rank
+from rlt_dist.data.stream.loader import Batch, cursors_at_start, lanes_of_rank
 from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pipeline
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.mesh import Mesh
@@ -105,7 +104,7 @@ class Rehearsal:
             document_start=starts[:, :-1].contiguous(),
             loss_mask=~starts[:, 1:],
             lanes=torch.tensor(self.lanes, dtype=torch.int64),
-            cursors=torch.zeros(len(self.lanes), len(Cursor.FIELDS), dtype=torch.int64),
+            cursors=cursors_at_start(len(self.lanes), 1),
         )
 
     def _lane(self, lane: int) -> tuple[Tensor, Tensor]:

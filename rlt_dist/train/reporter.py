@@ -32,6 +32,10 @@ class Reporter:
             loss = record["validation"]["loss"]
             self._progress.say(f"step {record['step']}: validation loss {loss:.4f}")
 
+    def say(self, notice: str) -> None:
+        """Something that a person should know."""
+        self._progress.say(notice)
+
     def __enter__(self) -> "Reporter":
         self._progress.__enter__()
         for note in self._notes:

@@ -15,10 +15,8 @@ from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, descr
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
-from rlt_dist.data.stream.lane import plan_lanes
-from rlt_dist.data.stream.lanes import Cursor
-from rlt_dist.data.stream.loader import LaneLoader, lanes_of_rank
+from rlt_dist.data.stream.corpora import Corpora, check_lanes, open_corpora
+from rlt_dist.data.stream.loader import LaneLoader, cursors_at_start, lanes_of_rank
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.mesh import Mesh
@@ -40,14 +38,14 @@ class Session:
     Attributes:
         step: optimizer steps done.
         state: what this process's lanes carry.
-        cursors: int64 [b, 4], where they stand in the data.
+        cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
         notes: what a person should know of how the run was started.
     """
 
     config: RunConfig
     mesh: Mesh
-    corpus: CorpusIndex
+    corpora: Corpora
     local_model: LocalModel
     optimizer: Engine
     step: int
@@ -72,16 +70,18 @@ class Session:
         return _local_lanes(self.config, self.mesh)
 
     def loader(self, split: str, cursors: Tensor | None = None) -> LaneLoader:
-        """A reader of this process's lanes of a split, from cursors or from the start."""
+        """A reader of this process's lanes of a split, from cursors or from the start.
+
+        The train split is read ahead by worker processes, if the configuration has any; the others
+        are read for moments only.
+        """
         data = self.config.data
         return LaneLoader(
-            self.corpus.split(split),
-            lanes=data.lanes,
-            local=self.local,
-            segment=data.segment,
-            seed=self.config.train.seed,
-            max_document=data.max_document,
+            self.corpora.reading(split, data, self.config.train.seed),
+            self.local,
             cursors=cursors,
+            workers=data.reading_processes if split == "train" else 0,
+            ahead=data.ahead,
         )
 
     def save(self) -> Path:
@@ -89,8 +89,8 @@ class Session:
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
-            tokenizer=self.corpus.tokenizer.hash,
-            corpus=self.corpus.fingerprint,
+            tokenizer=self.corpora.tokenizer.hash,
+            corpus=self.corpora.fingerprint,
             identity=self.config.identity(),
         )
         folder = self.config.run_folder / CHECKPOINTS
@@ -114,17 +114,17 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     """
     config, world = config.resolved(), mesh.world
     together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
-    corpus = together(world, lambda: load_corpus(config.data.path))
-    together(world, lambda: _check_fit(config, corpus))
-    model = together(world, lambda: new_model(config, corpus.tokenizer.vocabulary, mesh))
+    corpora = together(world, lambda: open_corpora(config.data))
+    together(world, lambda: _check_fit(config, corpora))
+    model = together(world, lambda: new_model(config, corpora.tokenizer.vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
         on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
-        newest = on_leader(world, lambda: _newest(config, corpus))
-        changes = on_leader(world, lambda: claim(config, corpus.tokenizer))
-        session = _new_session(config, mesh, corpus, model, engine)
+        newest = on_leader(world, lambda: _newest(config, corpora))
+        changes = on_leader(world, lambda: claim(config, corpora.tokenizer))
+        session = _new_session(config, mesh, corpora, model, engine)
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if newest is not None:
             _resume(session, newest)
@@ -134,23 +134,23 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
 def _new_session(
     config: RunConfig,
     mesh: Mesh,
-    corpus: CorpusIndex,
+    corpora: Corpora,
     model: LocalModel,
     engine: Engine,
 ) -> Session:
     """The session of a run that has done no step."""
     local = _local_lanes(config, mesh)
-    tokenizer = corpus.tokenizer
+    tokenizer = corpora.tokenizer
     lengths = torch.from_numpy(tokenizer.byte_lengths()) * tokenizer.lossless
     return Session(
         config=config,
         mesh=mesh,
-        corpus=corpus,
+        corpora=corpora,
         local_model=model,
         optimizer=engine,
         step=0,
         state=model.model.empty_state(len(local)),
-        cursors=torch.zeros(len(local), len(Cursor.FIELDS), dtype=torch.int64),
+        cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
         notes=[],
     )
@@ -160,21 +160,21 @@ def _local_lanes(config: RunConfig, mesh: Mesh) -> range:
     return lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
 
 
-def _check_fit(config: RunConfig, corpus: CorpusIndex) -> None:
+def _check_fit(config: RunConfig, corpora: Corpora) -> None:
     """What the configuration asks of the corpus, checked before anything is written."""
     splits = ["train"] if config.validation.every is None else ["train", "validation"]
     for split in splits:
-        plan_lanes(corpus.split(split), config.data.lanes, config.train.seed)
-    check_vocabulary(config.model, corpus.tokenizer.vocabulary, config.mesh.tensor)
+        check_lanes(corpora.split(split), config.data.lanes, config.train.seed)
+    check_vocabulary(config.model, corpora.tokenizer.vocabulary, config.mesh.tensor)
     cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
-    if cutoffs and not corpus.tokenizer.ranked:
+    if cutoffs and not corpora.tokenizer.ranked:
         raise UserError(
             "model.cutoffs: an adaptive softmax needs ids ranked by frequency, which the tokenizer "
-            f"of {config.data.path} does not do; prepare a corpus with tokenizer/words.yaml"
+            f"of {corpora.location} does not do; prepare a corpus with tokenizer/words.yaml"
         )
 
 
-def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
+def _newest(config: RunConfig, corpora: Corpora) -> Path | None:
     """The checkpoint to go on from, or None to start from the beginning."""
     folder = config.run_folder / CHECKPOINTS
     newest = latest(folder)
@@ -187,13 +187,13 @@ def _newest(config: RunConfig, corpus: CorpusIndex) -> Path | None:
         return None
     facts = read_manifest(newest).facts
     for name, saved, now in (
-        ("corpus", facts.corpus, corpus.fingerprint),
-        ("tokenizer", facts.tokenizer, corpus.tokenizer.hash),
+        ("corpus", facts.corpus, corpora.fingerprint),
+        ("tokenizer", facts.tokenizer, corpora.tokenizer.hash),
     ):
         if saved != now:
             raise UserError(
-                f"{newest}: was trained on another {name} than {corpus.location}; "
-                "point data.path at the one it was started with"
+                f"{newest}: was trained on another {name} than {corpora.location}; "
+                "point data at what it was started with"
             )
     changed = describe_changes(facts.identity, config.identity())
     if changed:

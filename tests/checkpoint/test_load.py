@@ -16,7 +16,7 @@ from rlt_dist.util.errors import UserError
 
 def test_names_are_global_and_lanes_are_whole(run: RunConfig) -> None:
     stored = stored_tensors(find_checkpoint(run.run_folder))
-    assert list(stored["cursors"][0]) == [8, 4]
+    assert list(stored["cursors"][0]) == [8, 1, 4]
     assert list(stored["state.s"][0]) == [8, 16]
     assert list(stored["model.embed.weight"][0]) == [257, 16]
     parameters = {n.removeprefix("model.") for n in stored if n.startswith("model.")}

@@ -18,6 +18,8 @@ import torch
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.data.stream.loader import LaneLoader
+from rlt_dist.data.stream.mixture import Share
+from rlt_dist.data.stream.reading import Reading
 from rlt_dist.models.build import initial_model
 
 HERE = Path(__file__).parent
@@ -239,19 +241,10 @@ def first_loss(configure: Callable[..., Any], small_corpus: Path, tmp_path: Path
     """The loss of the first step, by hand: one lane after the other, without dropout."""
     config = configure(tmp_path, "rlt1", "model.dropout=0.0")
     corpus = load_corpus(small_corpus)
-    model = initial_model(
-        config.model, corpus.tokenizer.vocabulary, config.train.seed, torch.float64
-    )
-    lanes = [
-        LaneLoader(
-            corpus.split("train"),
-            lanes=8,
-            local=range(lane, lane + 1),
-            segment=10,
-            seed=config.train.seed,
-        ).next()
-        for lane in range(8)
-    ]
+    seed = config.train.seed
+    model = initial_model(config.model, corpus.tokenizer.vocabulary, seed, torch.float64)
+    reading = Reading((Share(corpus.split("train"), 1),), 8, 10, seed)
+    lanes = [LaneLoader(reading, range(lane, lane + 1)).next() for lane in range(8)]
     scored = []
     for batch in lanes:
         output, _ = model(batch.tokens[:, :-1], batch.document_start, model.empty_state(1))

@@ -11,7 +11,7 @@ import torch
 
 from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.inference.evaluate import Evaluation
-from rlt_dist.inference.held_out import Reading, evaluate_split
+from rlt_dist.inference.held_out import HeldOut, evaluate_split
 from rlt_dist.util.errors import UserError
 
 Evaluate = Callable[..., Evaluation]
@@ -31,8 +31,8 @@ def evaluated(trained: Any, small_corpus: Path) -> Evaluate:
         split: str = "test",
         **choices: object,
     ) -> Evaluation:
-        reading = Reading(corpus, split, segment, lanes, max_tokens, carried)
-        return evaluate_split(trained(name, **choices), reading, lambda *_: None)
+        wanted = HeldOut(str(corpus), split, segment, lanes, max_tokens, carried)
+        return evaluate_split(trained(name, **choices), wanted, lambda *_: None)
 
     return run
 

@@ -74,8 +74,8 @@ def test_cursors_and_state_count_the_same_tokens(
     driver: Any, configure: Any, tmp_path: Path
 ) -> None:
     session = driver.train(configure(tmp_path)).session
-    assert session.cursors[:, 3].tolist() == [5 * 10] * 8
-    assert torch.equal(session.state["tokens"], session.cursors[:, 3])
+    assert session.cursors[:, 0, 3].tolist() == [5 * 10] * 8
+    assert torch.equal(session.state["tokens"], session.cursors[:, 0, 3])
 
 
 def test_a_document_start_restarts_the_positions_unless_reset_is_never(

@@ -209,7 +209,7 @@ def test_a_checkpoint_whose_state_and_cursors_disagree_is_refused(
     config = configure(tmp_path, "rlt1", "train.steps=2")
     with open_world({"OMP_NUM_THREADS": "1"}) as world:
         session = driver.train(config, world).session
-        session.cursors[3, 3] += 1
+        session.cursors[3, 0, 3] += 1
         verify(session.save())
     with pytest.raises(UserError, match="state and data cursors do not agree"):
         driver.train(configure(tmp_path, "rlt1"))

@@ -36,7 +36,7 @@ def test_a_spoilt_gradient_leaves_parameters_and_optimizer_to_the_bit(
         assert torch.equal(after.parameters[name], tensor)
     for name, tensor in before.optimizer.items():
         assert torch.equal(after.optimizer[name], tensor)
-    assert watched.session.cursors[:, 3].tolist() == [50] * 8
+    assert watched.session.cursors[:, 0, 3].tolist() == [50] * 8
 
 
 def test_after_a_spoilt_gradient_every_lane_keeps_its_new_state(
@@ -67,7 +67,7 @@ def test_a_lane_with_spoilt_state_restarts_and_the_others_keep_theirs(
         if key != "tokens":
             assert not tensor[5].any(), f"{key} of the restarted lane is not as at a start"
     assert taken["tokens"].tolist() == [30] * 8
-    assert watched.session.cursors[:, 3].tolist() == [50] * 8
+    assert watched.session.cursors[:, 0, 3].tolist() == [50] * 8
 
 
 def test_a_restarted_lane_counts_its_positions_from_there(

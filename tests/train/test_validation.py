@@ -8,6 +8,8 @@ import torch
 
 from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.data.stream.loader import LaneLoader
+from rlt_dist.data.stream.mixture import Share
+from rlt_dist.data.stream.reading import Reading
 from rlt_dist.util.errors import UserError
 
 
@@ -53,13 +55,8 @@ def test_the_validation_loss_is_that_of_its_first_segments(
     config = configure(tmp_path, "rlt1", "validation.every=5")
     model = driver.train(config).session.model
     corpus = load_corpus(small_corpus)
-    loader = LaneLoader(
-        corpus.split("validation"),
-        lanes=8,
-        local=range(8),
-        segment=10,
-        seed=config.train.seed,
-    )
+    reading = Reading((Share(corpus.split("validation"), 1),), 8, 10, config.train.seed)
+    loader = LaneLoader(reading, range(8))
     state, scored, size = model.empty_state(8), [], 0
     with torch.no_grad():
         for batch in (loader.next() for _ in range(3)):

@@ -8,8 +8,8 @@ with its run of epoch e + 1, wherever the others are.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
@@ -39,13 +39,13 @@ class Cursor:
 
     FIELDS: ClassVar[tuple[str, ...]] = ("epoch", "document", "offset", "tokens")
 
-    def to_array(self) -> np.ndarray:
-        """int64 [4], in the order of `FIELDS`."""
-        return np.array(astuple(self), np.int64)
+    def to_tuple(self) -> tuple[int, ...]:
+        """Its numbers, in the order of `FIELDS`."""
+        return self.epoch, self.document, self.offset, self.tokens
 
     @classmethod
-    def from_array(cls, values: Iterable[int]) -> "Cursor":
-        """The cursor that `to_array` gave; ValueError if it is not four numbers of at least 0."""
+    def from_numbers(cls, values: Iterable[int]) -> "Cursor":
+        """The cursor that `to_tuple` gave; ValueError if it is not four numbers of at least 0."""
         numbers = [int(value) for value in values]
         if len(numbers) != len(cls.FIELDS) or min(numbers) < 0:
             raise ValueError(f"{numbers} is no cursor: {', '.join(cls.FIELDS)} are needed")
@@ -86,45 +86,62 @@ class Run:
 class LanePlan:
     """The runs of all lanes in all epochs, from the documents' lengths, the lanes and the seed."""
 
-    def __init__(self, lengths: Sequence[np.ndarray], lanes: int, seed: int) -> None:
+    def __init__(
+        self,
+        documents: Sequence[int],
+        tokens: Sequence[int],
+        lengths: Callable[[int], np.ndarray],
+        lanes: int,
+        seed: int,
+    ) -> None:
         """Plan `lanes` lanes.
 
         Args:
-            lengths: tokens of each document of each shard: int [documents] per shard.
+            documents: of each shard.
+            tokens: of each shard.
+            lengths: tokens of each document of a shard, int [documents]; asked only of shards in
+                which a run ends.
 
         Raises:
             UserError: there are fewer documents than lanes.
         """
         self.lanes = lanes
         self._seed = seed
+        self._documents = np.array(documents, np.int64)
+        self._tokens = np.array(tokens, np.int64)
         self._lengths = lengths
-        self._totals = np.array([shard.sum(dtype=np.int64) for shard in lengths], np.int64)
-        documents = sum(len(shard) for shard in lengths)
-        if not 1 <= lanes <= documents:
+        total = int(self._documents.sum())
+        if not 1 <= lanes <= total:
             raise UserError(
-                f"{lanes} lanes cannot share {documents} documents: every lane needs at least one; "
+                f"{lanes} lanes cannot share {total} documents: every lane needs at least one; "
                 f"take fewer lanes or more documents"
             )
         self._line = lru_cache(_EPOCHS_KEPT)(self._cut_epoch)
 
     def run(self, epoch: int, lane: int) -> Run:
         """What `lane` reads in its epoch `epoch`."""
-        order, cuts = self._line(epoch)
+        order, ends, cuts = self._line(epoch)
         first, last = int(cuts[lane]), int(cuts[lane + 1])
         spans: list[Span] = []
-        start = 0
-        for shard in order:
-            end = start + len(self._lengths[shard])
-            if start < last and first < end:
-                spans.append(Span(shard, max(first, start) - start, min(last, end) - start))
-            start = end
+        for place in range(int(np.searchsorted(ends, first, side="right")), len(order)):
+            shard = int(order[place])
+            end = int(ends[place])
+            start = end - int(self._documents[shard])
+            if start >= last:
+                break
+            spans.append(Span(shard, max(first, start) - start, min(last, end) - start))
         return Run(tuple(spans))
 
-    def _cut_epoch(self, epoch: int) -> tuple[list[int], np.ndarray]:
-        """The shards' order, and the line's cuts: int64 [lanes + 1], counted in documents."""
-        order = shard_order(len(self._lengths), self._seed, epoch)
-        lengths = [self._lengths[shard] for shard in order]
-        return order, cut_line(lengths, self._totals[order], self.lanes)
+    def _cut_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The shards' order; the documents up to each one's end; the line's cuts.
+
+        int64 [shards], [shards] and [lanes + 1], the latter counted in documents.
+        """
+        order = np.array(shard_order(len(self._documents), self._seed, epoch))
+        documents = self._documents[order]
+        lengths = lambda place: self._lengths(int(order[place]))  # noqa: E731
+        cuts = cut_line(documents, self._tokens[order], lengths, self.lanes)
+        return order, np.cumsum(documents), cuts
 
 
 def shard_order(shards: int, seed: int, epoch: int) -> list[int]:
@@ -140,30 +157,30 @@ def shard_order(shards: int, seed: int, epoch: int) -> list[int]:
     return sorted(range(shards), key=rank)
 
 
-def cut_line(lengths: Sequence[np.ndarray], totals: np.ndarray, lanes: int) -> np.ndarray:
+def cut_line(
+    documents: np.ndarray, tokens: np.ndarray, lengths: Callable[[int], np.ndarray], lanes: int
+) -> np.ndarray:
     """Cut a line of documents into `lanes` runs of nearly equal tokens, none of them empty.
 
-    Only the lengths of shards that hold a cut are looked at.
-
     Args:
-        lengths: tokens per document of each shard, in the line's order.
-        totals: int64 [shards], their sums.
+        documents: int64 [shards], of each shard in the line's order.
+        tokens: int64 [shards], likewise.
+        lengths: tokens per document of the shard at a place; asked of shards that hold a cut.
 
     Returns:
         int64 [lanes + 1]: the ordinals of the documents at which the runs begin, and the end.
     """
-    token_ends = np.cumsum(totals)
-    document_ends = np.cumsum([len(shard) for shard in lengths])
+    token_ends, document_ends = np.cumsum(tokens), np.cumsum(documents)
     # Everything is counted in 1/lanes of a token: the targets are then whole numbers.
     targets = np.arange(1, lanes, dtype=np.int64) * token_ends[-1]
     owners = np.searchsorted(token_ends * lanes, targets)
     cuts = np.zeros(lanes + 1, np.int64)
     cuts[-1] = document_ends[-1]
-    for shard in np.unique(owners):
-        inside = np.cumsum(lengths[shard], dtype=np.int64)
-        borders = (token_ends[shard] - totals[shard] + np.append(0, inside)) * lanes
-        mine = np.flatnonzero(owners == shard)
-        begin = document_ends[shard] - len(lengths[shard])
+    for place in np.unique(owners):
+        inside = np.cumsum(lengths(int(place)), dtype=np.int64)
+        borders = (token_ends[place] - tokens[place] + np.append(0, inside)) * lanes
+        mine = np.flatnonzero(owners == place)
+        begin = document_ends[place] - documents[place]
         cuts[1 + mine] = begin + _nearest(borders, targets[mine])
     return _at_least_one(cuts)
 

@@ -4,16 +4,18 @@ Ranks come in as plain numbers. A lane's tokens do not depend on who reads it, s
 data-parallel size only changes which slice of the lanes a rank is given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlt_dist.data.corpus.index import SplitIndex
-from rlt_dist.data.stream.lane import LaneStream, plan_lanes
 from rlt_dist.data.stream.lanes import Cursor
+from rlt_dist.data.stream.reading import LaneGroup, Reading
+from rlt_dist.data.stream.workers import Worker
 from rlt_dist.util.errors import UserError
 
 
@@ -26,7 +28,7 @@ class Batch:
         document_start: bool [b, T]: input i begins a document.
         loss_mask: bool [b, T]: False where the target is the next document's first token.
         lanes: int64 [b], the lanes' global numbers.
-        cursors: int64 [b, 4], where the lanes stand after this batch (see `Cursor.FIELDS`).
+        cursors: int64 [b, corpora, 4], where the lanes then stand (see `Cursor.FIELDS`).
     """
 
     tokens: Tensor
@@ -48,63 +50,82 @@ class Batch:
 
 
 class LaneLoader:
-    """Reads the lanes of one rank, all in step. Lanes never end."""
+    """Reads the lanes of one rank, all in step, here or in worker processes. Lanes never end."""
 
     def __init__(
         self,
-        split: SplitIndex,
-        *,
-        lanes: int,
+        reading: Reading,
         local: range,
-        segment: int,
-        seed: int,
-        max_document: int | None = None,
+        *,
         cursors: Tensor | None = None,
+        workers: int = 0,
+        ahead: int = 1,
     ) -> None:
-        """Open the lanes `local` of `lanes`.
+        """Open the lanes `local` of `reading.lanes`.
 
         Args:
-            segment: T, input tokens of each lane in a batch.
-            max_document: a longer document is read as several of this many tokens.
-            cursors: int64 [len(local), 4], where each lane goes on; None: at its very start.
+            cursors: int64 [len(local), corpora, 4], where each lane goes on; None: at its start.
+            workers: processes that share the lanes and read ahead; 0: they are read when asked for.
+            ahead: segments that a worker may hold ready.
 
         Raises:
-            UserError: the split has fewer documents than lanes, a cursor does not exist in it, or
-                a shard is damaged.
+            UserError: a corpus has fewer documents than there are lanes, a cursor does not exist
+                in it, or a shard is damaged. Where there are workers, `next` raises it.
             ValueError: `local` or `cursors` do not fit the lanes.
         """
-        if not set(local) <= set(range(lanes)):
-            raise ValueError(f"lanes {local} are not among the {lanes} there are")
-        if cursors is not None and cursors.shape != (len(local), len(Cursor.FIELDS)):
-            raise ValueError(f"cursors {tuple(cursors.shape)} do not fit {len(local)} lanes")
-        plan = plan_lanes(split, lanes, seed)
-        begin = [Cursor()] * len(local) if cursors is None else _to_cursors(cursors)
-        self._segment = segment
+        if not set(local) <= set(range(reading.lanes)):
+            raise ValueError(f"lanes {local} are not among the {reading.lanes} there are")
+        start = cursors_at_start(len(local), len(reading.mixture)) if cursors is None else cursors
+        if start.shape != cursors_at_start(len(local), len(reading.mixture)).shape:
+            raise ValueError(f"cursors {tuple(start.shape)} do not fit {len(local)} lanes")
         self._lanes = torch.tensor(local, dtype=torch.int64)
-        self._streams = [
-            LaneStream(split, plan, lane, cursor, max_document)
-            for lane, cursor in zip(local, begin, strict=True)
+        self._sources: list[LaneGroup | Worker] = [
+            Worker(reading, lanes, rows, ahead) if workers else LaneGroup(reading, lanes, rows)
+            for lanes, rows in _shares(local, start.numpy(), max(1, workers))
         ]
-
-    @property
-    def cursors(self) -> Tensor:
-        """int64 [b, 4]: where the lanes stand now."""
-        return _stack([stream.cursor.to_array() for stream in self._streams])
+        self._skipped = 0
+        self._notices: list[str] = []
 
     def next(self) -> Batch:
         """The next segment of every lane.
 
         Raises:
-            UserError: a shard is damaged, or does not hold what its index says.
+            UserError: a shard is damaged, and damage is not to be skipped; or workers die one
+                after the other.
         """
-        segments = [stream.next_segment(self._segment) for stream in self._streams]
+        parts = [source.next() for source in self._sources]
+        self._skipped += sum(part.skipped for part in parts)
+        self._notices += [notice for part in parts for notice in part.notices]
         return Batch(
-            tokens=_stack([segment.tokens for segment in segments]),
-            document_start=_stack([segment.document_start for segment in segments]),
-            loss_mask=_stack([segment.loss_mask for segment in segments]),
+            tokens=_join([part.tokens for part in parts]),
+            document_start=_join([part.document_start for part in parts]),
+            loss_mask=_join([part.loss_mask for part in parts]),
             lanes=self._lanes,
-            cursors=self.cursors,
+            cursors=_join([part.cursors for part in parts]),
         )
+
+    def take_notices(self) -> tuple[int, list[str]]:
+        """Documents skipped since the last call; lines that a person should read."""
+        found = self._skipped, self._notices
+        self._skipped, self._notices = 0, []
+        return found
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for source in self._sources:
+            if isinstance(source, Worker):
+                source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def cursors_at_start(lanes: int, corpora: int) -> Tensor:
+    """int64 [lanes, corpora, 4]: the cursors of lanes that have read nothing."""
+    return torch.zeros(lanes, corpora, len(Cursor.FIELDS), dtype=torch.int64)
 
 
 def lanes_of_rank(lanes: int, rank: int, world: int) -> range:
@@ -122,9 +143,12 @@ def lanes_of_rank(lanes: int, rank: int, world: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def _to_cursors(cursors: Tensor) -> list[Cursor]:
-    return [Cursor.from_array(row) for row in cursors.tolist()]
+def _shares(local: range, cursors: np.ndarray, sources: int) -> Iterator[tuple[range, np.ndarray]]:
+    """Contiguous and nearly equal shares of the lanes, and their cursors; none is empty."""
+    borders = np.linspace(0, len(local), min(sources, len(local)) + 1).astype(int).tolist()
+    for begin, end in pairwise(borders):
+        yield local[begin:end], cursors[begin:end]
 
 
-def _stack(rows: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(rows))
+def _join(rows: list[np.ndarray]) -> Tensor:
+    return torch.from_numpy(rows[0] if len(rows) == 1 else np.concatenate(rows))

@@ -6,6 +6,8 @@ import torch
 from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex
 from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.data.stream.loader import Batch, LaneLoader, lanes_of_rank
+from rlt_dist.data.stream.mixture import Share
+from rlt_dist.data.stream.reading import Reading
 from rlt_dist.util.errors import UserError
 
 LANES, SEGMENT = 8, 33
@@ -16,8 +18,12 @@ def split(corpus: CorpusIndex) -> SplitIndex:
     return corpus.split("train")
 
 
+def reading(split: SplitIndex, lanes: int = LANES) -> Reading:
+    return Reading((Share(split, 1),), lanes, SEGMENT, seed=9)
+
+
 def loader(split: SplitIndex, local: range = range(LANES), **options: object) -> LaneLoader:
-    return LaneLoader(split, lanes=LANES, local=local, segment=SEGMENT, seed=9, **options)
+    return LaneLoader(reading(split), local, **options)
 
 
 def joined(batches: list[Batch]) -> dict[str, torch.Tensor]:
@@ -36,8 +42,8 @@ def test_shapes_and_dtypes(split: SplitIndex) -> None:
     assert (batch.document_start.shape, batch.document_start.dtype) == ((3, SEGMENT), torch.bool)
     assert (batch.loss_mask.shape, batch.loss_mask.dtype) == ((3, SEGMENT), torch.bool)
     assert batch.lanes.tolist() == [2, 3, 4]
-    assert (batch.cursors.shape, batch.cursors.dtype) == ((3, 4), torch.int64)
-    assert batch.cursors[:, Cursor.FIELDS.index("tokens")].tolist() == [SEGMENT] * 3
+    assert (batch.cursors.shape, batch.cursors.dtype) == ((3, 1, 4), torch.int64)
+    assert batch.cursors[:, 0, Cursor.FIELDS.index("tokens")].tolist() == [SEGMENT] * 3
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 8])
@@ -53,18 +59,12 @@ def test_resume_on_another_number_of_ranks(split: SplitIndex, before: int, after
     ranks = [loader(split, lanes_of_rank(LANES, rank, before)) for rank in range(before)]
     for _ in range(20):
         cursors = joined([rank.next() for rank in ranks])["cursors"]
-    assert cursors[:, 0].max() > 0, "the test should pass an epoch's border"
+    assert cursors[:, 0, 0].max() > 0, "the test should pass an epoch's border"
     slices = [lanes_of_rank(LANES, rank, after) for rank in range(after)]
     resumed = [loader(split, lanes, cursors=cursors[list(lanes)]) for lanes in slices]
     for _ in range(5):
         old, new = joined([r.next() for r in ranks]), joined([r.next() for r in resumed])
         assert_same(old, new)
-
-
-def test_cursors_are_known_before_the_first_batch(split: SplitIndex) -> None:
-    assert loader(split).cursors.tolist() == [[0, 0, 0, 0]] * LANES
-    later = torch.tensor([[1, 0, 0, 70]] * LANES)
-    assert torch.equal(loader(split, cursors=later).cursors, later)
 
 
 def test_lanes_of_rank_are_contiguous() -> None:
@@ -76,7 +76,7 @@ def test_lanes_of_rank_are_contiguous() -> None:
 def test_what_does_not_fit_is_refused(split: SplitIndex) -> None:
     with pytest.raises(ValueError, match="not among the 8"):
         loader(split, range(6, 10))
-    with pytest.raises(ValueError, match=r"cursors \(2, 4\) do not fit 8 lanes"):
-        loader(split, cursors=torch.zeros(2, 4, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"cursors .* do not fit 8 lanes"):
+        loader(split, cursors=torch.zeros(2, 1, 4, dtype=torch.int64))
     with pytest.raises(UserError, match=r"500 lanes cannot share \d+ documents"):
-        LaneLoader(split, lanes=500, local=range(1), segment=4, seed=0)
+        LaneLoader(reading(split, 500), range(1))

@@ -1,0 +1,91 @@
+"""The corpora of a run: opened, and seen to fit each other."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from rlt_dist.config.data import DataConfig
+from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.stream.documents import plan_lanes
+from rlt_dist.data.stream.mixture import Mixture, Share, whole_weights
+from rlt_dist.data.stream.reading import Reading
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer
+from rlt_dist.util.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Corpora:
+    """One corpus, or several with weights; one tokenizer made them all."""
+
+    corpora: tuple[CorpusIndex, ...]
+    weights: tuple[int, ...]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of all."""
+        return self.corpora[0].tokenizer
+
+    @property
+    def location(self) -> str:
+        """Where they lie, for messages."""
+        return ", ".join(corpus.location for corpus in self.corpora)
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides their tokens and in which order they come."""
+        if len(self.corpora) == 1:
+            return self.corpora[0].fingerprint
+        parts = [corpus.fingerprint for corpus in self.corpora]
+        content = json.dumps([parts, self.weights], separators=(",", ":"))
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def split(self, name: str) -> Mixture:
+        """A split of each.
+
+        Raises:
+            UserError: a corpus has no such split.
+        """
+        pairs = zip(self.corpora, self.weights, strict=True)
+        return tuple(Share(corpus.split(name), weight) for corpus, weight in pairs)
+
+    def reading(self, split: str, config: DataConfig, seed: int) -> Reading:
+        """How a run reads a split.
+
+        Raises:
+            UserError: a corpus has no such split.
+        """
+        return Reading(
+            self.split(split),
+            lanes=config.lanes,
+            segment=config.segment,
+            seed=seed,
+            max_document=config.max_document,
+            skip_bad_shards=config.skip_bad_shards,
+        )
+
+
+def open_corpora(config: DataConfig) -> Corpora:
+    """Open a run's corpora.
+
+    Raises:
+        UserError: one is missing or damaged, or they were made by different tokenizers.
+    """
+    corpora = tuple(load_corpus(corpus.path) for corpus in config.corpora)
+    first = corpora[0]
+    for other in corpora[1:]:
+        if other.tokenizer.hash != first.tokenizer.hash:
+            raise UserError(
+                f"{other.location}: was made by another tokenizer than {first.location}; prepare "
+                f"it again with the tokenizer.json of that corpus"
+            )
+    return Corpora(corpora, whole_weights([corpus.weight for corpus in config.corpora]))
+
+
+def check_lanes(mixture: Mixture, lanes: int, seed: int) -> None:
+    """See that every lane finds something to read.
+
+    Raises:
+        UserError: a corpus has fewer documents than there are lanes.
+    """
+    for share in mixture:
+        plan_lanes(share.split, lanes, seed)
