@@ -27,9 +27,11 @@ def bytes_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_corpus(tmp_path_factory: pytest.TempPathFactory, bytes_tokenizer: Path) -> MakeCorpus:
-    def make(documents: int, shard_bytes: int = 600, **options: object) -> CorpusIndex:
+    def make(
+        documents: int, shard_bytes: int = 600, begin: int = 0, **options: object
+    ) -> CorpusIndex:
         folder = tmp_path_factory.mktemp("corpus")
-        for number in range(documents):
+        for number in range(begin, begin + documents):
             (folder / f"{number:04d}.txt").write_bytes(text_of(number))
         output = tmp_path_factory.mktemp("prepared") / "out"
         prepared = prepare_corpus(
