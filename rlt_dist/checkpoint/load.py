@@ -70,10 +70,15 @@ def load_parameters(folder: Path, model: Model) -> None:
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     _check_same(folder, stored, parameters)
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    with warnings.catch_warnings():
-        # It warns that there is no process group, which is what is meant here.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(target, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+    _load_alone(folder, target)
+
+
+def load_cursors(folder: Path) -> Tensor:
+    """Only the cursors of all lanes, in one process: int64 [G, corpora, 4]."""
+    shape, dtype = stored_tensors(folder)["cursors"]
+    target = {"cursors": torch.empty(shape, dtype=dtype)}
+    _load_alone(folder, target)
+    return target["cursors"]
 
 
 def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -84,6 +89,14 @@ def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         for name, entry in entries.items()
         if isinstance(entry, TensorStorageMetadata)
     }
+
+
+def _load_alone(folder: Path, target: dict[str, Tensor]) -> None:
+    """Fill tensors from a checkpoint, without a process group."""
+    with warnings.catch_warnings():
+        # It warns that there is no process group, which is what is meant here.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(target, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`rlt-dist data`: prepare a corpus, look into one, verify one."""
+"""`rlt-dist data`: prepare a corpus, show and verify one; the other views are files beside this."""
 
 import math
 import time
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlt_dist.cli.data_cat import cat
+from rlt_dist.cli.data_stats import CorpusPath, stats
 from rlt_dist.util.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from rlt_dist.data.prepare.prepare import Standing, Watch
 
 data_app = typer.Typer(
-    help="Prepare a corpus: raw text to tokens in shards.",
+    help="Raw text to tokens in shards: prepare a corpus, look into one, verify one.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -97,9 +99,7 @@ def prepare(
 
 
 @data_app.command()
-def show(
-    corpus: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared corpus folder.")],
-) -> None:
+def show(corpus: CorpusPath) -> None:
     """Show what a corpus holds: splits, shards, documents, tokens, tokenizer.
 
     Example: `rlt-dist data show corpora/books`
@@ -114,9 +114,7 @@ def show(
 
 
 @data_app.command()
-def verify(
-    corpus: Annotated[Path, typer.Argument(metavar="DIR", help="A prepared corpus folder.")],
-) -> None:
+def verify(corpus: CorpusPath) -> None:
     """Read a whole corpus and hold it to its index: sizes, SHA-256, every document's tokens.
 
     One line for each damaged shard; exits with 1 where there is one.
@@ -136,6 +134,10 @@ def verify(
         typer.echo(f"{corpus}: {len(damaged)} of {shards} shards are damaged")
         raise typer.Exit(1)
     typer.echo(f"{corpus}: all {shards} shards are whole")
+
+
+data_app.command()(stats)
+data_app.command()(cat)
 
 
 def _shard_bytes(mebibytes: float) -> int:
