@@ -141,6 +141,29 @@ def words_corpus(once: Once) -> Path:
 
 
 @pytest.fixture(scope="session")
+def other_corpus(once: Once) -> Path:
+    """80 other documents, one id a byte."""
+
+    def make(folder: Path) -> None:
+        (folder / "texts").mkdir()
+        for number in range(80):
+            (folder / "texts" / f"{number:02}").write_text(f"another text, number {number}\n")
+        (folder / "recipe.yaml").write_text("kind: bytes\n")
+        shares = {"train": 0.8, "validation": 0.1, "test": 0.1}
+        texts, recipe = folder / "texts", folder / "recipe.yaml"
+        prepare_corpus([texts], folder / "corpus", recipe, shares=shares)
+
+    return once("other", make) / "corpus"
+
+
+@pytest.fixture(scope="session")
+def mixed(small_corpus: Path, other_corpus: Path) -> str:
+    """The override that reads both corpora, three tokens of the first for one of the other."""
+    parts = [f"{{path: {small_corpus}, weight: 3}}", f"{{path: {other_corpus}, weight: 1}}"]
+    return f"data.mixture=[{', '.join(parts)}]"
+
+
+@pytest.fixture(scope="session")
 def configure(small_corpus: Path) -> Configure:
     """`configure(folder, model, *overrides)`: a run of a small model in `folder`/run.
 

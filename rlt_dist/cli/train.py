@@ -12,6 +12,10 @@ def train(
         list[str] | None,
         typer.Argument(metavar="KEY.SUB=VALUE...", help="Values that replace the file's."),
     ] = None,
+    skip_bad_shards: Annotated[
+        bool,
+        typer.Option("--skip-bad-shards", help="The same as data.skip_bad_shards=true."),
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -34,8 +38,9 @@ def train(
     from rlt_dist.train.loop import run_training
     from rlt_dist.train.session import open_session
 
+    wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
     with open_world() as world:
-        config = together(world, lambda: load_typed(file, RunConfig, overrides or ()))
+        config = together(world, lambda: load_typed(file, RunConfig, wished))
         together(world, lambda: check_moved(file, config))
         with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
             run_training(session)

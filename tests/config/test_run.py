@@ -1,5 +1,8 @@
 """Choices that contradict each other are refused with their numbers; the rest round-trips."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from pydantic import ValidationError
 
 from rlt_dist.config.load import validate
 from rlt_dist.config.run import RunConfig
+from rlt_dist.util.errors import UserError
 
 CONTRADICTIONS = {
     "rlt": [
@@ -150,3 +154,35 @@ def test_any_values_survive_the_round_trip(runs, round_trip, folder, rate, eps, 
     content["optimizer"] = {"learning_rate": rate, "eps": eps, "betas": [beta, 0.5]}
     config = validate(content, RunConfig, "test")
     assert round_trip(config) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data.path=null"], "give one corpus as path, or several as mixture"),
+        (["data.mixture=[{path: b}]"], "give one corpus as path, or several as mixture"),
+        (["data.path=null", "data.mixture=[]"], "give one corpus as path, or several as mixture"),
+        (["data.path=null", "data.mixture=[{path: b}, {path: ./b}]"], "/b twice; give it once"),
+        (["data.path=null", "data.mixture=[{path: b, weight: 0}]"], "data.mixture.0.weight"),
+        (["data.path=null", "data.mixture=[{path: b, wieght: 2}]"], "weight"),
+        (["data.workers=-1"], "data.workers"),
+        (["data.remote.attempts=0"], "data.remote.attempts"),
+    ],
+)
+def test_what_a_run_reads_is_one_corpus_or_a_mixture(
+    runs: Any, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        runs.load(None, *overrides)
+    assert said in str(error.value)
+
+
+def test_addresses_stay_and_paths_become_absolute(runs: Any) -> None:
+    mixture = "data.mixture=[{path: a/b, weight: 2}, {path: 'https://host/c'}]"
+    config = runs.load(None, "data.path=null", mixture).resolved()
+    assert [corpus.path for corpus in config.data.corpora] == [
+        str(Path("a/b").absolute()),
+        "https://host/c",
+    ]
+    assert config.data.reading_processes == 1
+    assert runs.load().data.reading_processes == 0

@@ -76,10 +76,12 @@ def launch(processes: int, cases: list[dict[str, Any]], folder: Path, seconds: i
 
 
 def training_cases(
-    processes: int, folder: Path, configure: Callable[..., Any]
+    processes: int, folder: Path, configure: Callable[..., Any], mixed: str
 ) -> list[dict[str, Any]]:
-    """Runs of the same lanes by every model in micro-batches of several sizes."""
-    cases = []
+    """Runs of the same lanes by every model in micro-batches of several sizes; and a mixture."""
+    workers = f"data.workers={processes // 2}"
+    configure(folder / "mixed", "rlt1", "data.path=null", mixed, workers, "data.segment=40")
+    cases = [case(folder, "mixed")]
     for model, sizes in MICRO_BATCHES[processes].items():
         for size in sizes:
             name = f"{model}-{size}"
@@ -122,9 +124,11 @@ def resumed_cases(saved: Path, folder: Path, configure: Callable[..., Any]) -> l
 
 
 @pytest.fixture(scope="session")
-def on_two(once: Callable[..., Path], configure: Callable[..., Any], words_corpus: Path) -> Path:
+def on_two(
+    once: Callable[..., Path], configure: Callable[..., Any], words_corpus: Path, mixed: str
+) -> Path:
     def make(folder: Path) -> None:
-        cases = training_cases(2, folder, configure)
+        cases = training_cases(2, folder, configure, mixed)
         cases += mesh_cases(2, folder, configure, words_corpus)
         for model in ("rlt1", "xl"):
             configure(folder / f"save-{model}", model, "checkpoint.every=2")
@@ -140,10 +144,14 @@ def on_two(once: Callable[..., Path], configure: Callable[..., Any], words_corpu
 
 @pytest.fixture(scope="session")
 def on_four(
-    once: Callable[..., Path], configure: Callable[..., Any], words_corpus: Path, on_two: Path
+    once: Callable[..., Path],
+    configure: Callable[..., Any],
+    words_corpus: Path,
+    mixed: str,
+    on_two: Path,
 ) -> Path:
     def make(folder: Path) -> None:
-        cases = training_cases(4, folder, configure)
+        cases = training_cases(4, folder, configure, mixed)
         cases += mesh_cases(4, folder, configure, words_corpus)
         configure(folder / "undropped", "rlt1", "model.dropout=0.0", "train.steps=2")
         cases.append(case(folder, "undropped"))
@@ -166,11 +174,14 @@ def on_one(
     once: Callable[..., Path],
     configure: Callable[..., Any],
     words_corpus: Path,
+    mixed: str,
     on_two: Path,
     driver: ModuleType,
 ) -> Path:
     def make(folder: Path) -> None:
-        cases = training_cases(1, folder, configure) + resumed_cases(on_two, folder, configure)
+        cases = training_cases(1, folder, configure, mixed) + resumed_cases(
+            on_two, folder, configure
+        )
         cases += mesh_cases(1, folder, configure, words_corpus)
         (folder / "cases.json").write_text(json.dumps(cases))
         driver.main(folder / "cases.json", folder)
