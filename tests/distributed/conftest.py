@@ -80,7 +80,7 @@ def training_cases(
 ) -> list[dict[str, Any]]:
     """Runs of the same lanes by every model in micro-batches of several sizes; and a mixture."""
     workers = f"data.workers={processes // 2}"
-    configure(folder / "mixed", "rlt1", "data.path=null", mixed, workers, "data.segment=40")
+    configure(folder / "mixed", "rlt1", "data.path=null", mixed, workers, "data.segment=220")
     cases = [case(folder, "mixed")]
     for model, sizes in MICRO_BATCHES[processes].items():
         for size in sizes:

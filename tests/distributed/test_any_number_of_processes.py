@@ -51,11 +51,10 @@ def test_lanes_read_the_same_tokens(
 def test_a_mixture_read_by_workers_is_the_same(result: Any, records: Any, processes: int) -> None:
     """One process reads by itself, two have a worker each, four two each."""
     expected, found = result(1, "mixed"), result(processes, "mixed")
-    assert (
-        by_step_and_lane(found["forwards"]).keys() == by_step_and_lane(expected["forwards"]).keys()
-    )
-    for key, (tokens, _) in by_step_and_lane(expected["forwards"]).items():
-        assert by_step_and_lane(found["forwards"])[key][0] == tokens
+    forwards, alone = (by_step_and_lane(of["forwards"]) for of in (found, expected))
+    assert forwards.keys() == alone.keys()
+    for key, (tokens, _) in alone.items():
+        assert forwards[key][0] == tokens
     assert torch.equal(found["cursors"], expected["cursors"])
     assert found["cursors"].shape == (8, 2, 4)
     assert int(found["cursors"][:, :, 0].max()) >= 1, "the test should pass an epoch's border"
