@@ -167,7 +167,7 @@ def _print_summary(corpus: "CorpusIndex") -> None:
 
 
 def _figures(split: "SplitIndex") -> list[str]:
-    longest = max(int(shard.documents["tokens"].max()) for shard in split.shards)
+    longest = max(int(shard.sidecar()["tokens"].max()) for shard in split.shards)
     return [
         f"{len(split.shards):,}",
         f"{split.documents:,}",

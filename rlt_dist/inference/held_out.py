@@ -89,6 +89,6 @@ def _batches_once(
 def _tokens_of(split: SplitIndex, run: Run) -> int:
     """Tokens of a lane's run."""
     parts = (
-        split.shards[span.shard].documents["tokens"][span.first : span.last] for span in run.spans
+        split.shards[span.shard].sidecar()["tokens"][span.first : span.last] for span in run.spans
     )
     return int(sum(part.sum() for part in parts))

@@ -114,7 +114,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     """
     config, world = config.resolved(), mesh.world
     together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
-    corpora = together(world, lambda: open_corpora(config.data))
+    corpora = together(world, lambda: open_corpora(config.data, check=world.leads))
     together(world, lambda: _check_fit(config, corpora))
     model = together(world, lambda: new_model(config, corpora.tokenizer.vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))

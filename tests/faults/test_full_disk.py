@@ -1,39 +1,12 @@
 """A disk that fills up, early or late: one clear line, and what was whole before stays whole."""
 
-import os
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from rlt_dist.checkpoint.manifest import checkpoints, verify
 
 STEPS = ("checkpoint.every=1", "checkpoint.keep=2", "validation.every=2")
-
-MountSmall = Callable[[Path, str], None]
-
-
-def _fails(command: list[str]) -> bool:
-    return subprocess.run(command, capture_output=True, timeout=20, check=False).returncode != 0
-
-
-@pytest.fixture
-def mount_small() -> Iterator[MountSmall]:
-    """`mount_small(folder, "200k")`: make a folder that is a file system of this size."""
-    mounted: list[Path] = []
-
-    def mount(folder: Path, size: str) -> None:
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if os.geteuid() != 0 or _fails(command):
-            pytest.skip("mounting a file system is not allowed here")
-        mounted.append(folder)
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True, timeout=20)
 
 
 def resize(folder: Path, size: str) -> None:
@@ -42,7 +15,7 @@ def resize(folder: Path, size: str) -> None:
 
 
 def test_a_full_disk_is_one_line_and_with_more_room_the_run_goes_on(
-    starts: Any, configure: Any, tmp_path: Path, metrics: Any, mount_small: MountSmall
+    starts: Any, configure: Any, tmp_path: Path, metrics: Any, mount_small: Any
 ) -> None:
     """From no room for the configuration to no room for the third checkpoint."""
     whole = tmp_path / "whole"

@@ -64,7 +64,7 @@ def damaged(configure: Any, small_corpus: Path, tmp_path: Path) -> RunConfig:
     copy = Path(shutil.copytree(small_corpus, tmp_path / "corpus"))
     shard = load_corpus(copy).split("train").shards[2]
     content = bytearray(Path(shard.address).read_bytes())
-    content[int(shard.documents["offset"][1]) + 640] ^= 1
+    content[int(shard.sidecar()["offset"][1]) + 640] ^= 1
     Path(shard.address).write_bytes(content)
     return configure(tmp_path, "rlt1", *LONG, f"data.path={copy}")
 

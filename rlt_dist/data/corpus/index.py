@@ -21,7 +21,13 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from rlt_dist.data.corpus.shard import Positive, Shard, ShardEntry
-from rlt_dist.data.corpus.storage import REPAIR, Storage, open_storage
+from rlt_dist.data.corpus.storage import (
+    DEFAULT_OPTIONS,
+    REPAIR,
+    RemoteOptions,
+    Storage,
+    open_storage,
+)
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, parse_tokenizer
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
@@ -126,14 +132,21 @@ def write_index(
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
 
 
-def load_corpus(location: str | Path) -> CorpusIndex:
+def load_corpus(
+    location: str | Path, remote: RemoteOptions = DEFAULT_OPTIONS, *, check: bool = True
+) -> CorpusIndex:
     """Open a prepared corpus; of its shards only the files' sizes are looked at.
+
+    Args:
+        location: a path or an address (see `open_storage`).
+        remote: how files are brought from an address.
+        check: look for every shard's files; else a missing one is found when it is read.
 
     Raises:
         UserError: there is no index, it is of another format or damaged, the tokenizer is not the
             corpus's own, or a shard is missing or not of the size it had when it was written.
     """
-    storage = open_storage(location)
+    storage = open_storage(location, remote)
     content = read_content(storage)
     corpus = CorpusIndex(
         storage=storage,
@@ -145,10 +158,18 @@ def load_corpus(location: str | Path) -> CorpusIndex:
         },
         fingerprint=_fingerprint(content),
     )
-    for split in corpus.splits.values():
-        for shard in split.shards:
-            shard.check()
+    if check:
+        _check_files(storage, content)
     return corpus
+
+
+def _check_files(storage: Storage, content: Content) -> None:
+    entries = [entry for shards in content.splits.values() for entry in shards]
+    problems = storage.check_all([file for entry in entries for file in entry.files])
+    if problems:
+        first, *others = problems.values()
+        more = f"; so it is with {len(others)} more files" if others else ""
+        raise UserError(first + more)
 
 
 def read_content(storage: Storage) -> Content:

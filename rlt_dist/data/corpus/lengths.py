@@ -67,7 +67,7 @@ def lengths_of(split: SplitIndex) -> Lengths:
     """
     values, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for shard in split.shards:
-        more, how_many = np.unique(shard.documents["tokens"], return_counts=True)
+        more, how_many = np.unique(shard.sidecar()["tokens"], return_counts=True)
         values, place = np.unique(np.concatenate([values, more]), return_inverse=True)
         counts = np.bincount(place, np.concatenate([counts, how_many])).astype(np.int64)
     return Lengths(values, counts)

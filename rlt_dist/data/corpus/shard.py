@@ -8,16 +8,15 @@ checksum. The sidecar itself is held to the index's hash.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any
+from hashlib import sha256
+from io import BytesIO
+from typing import Annotated
 from zlib import crc32
 
 import numpy as np
 from pydantic import Field
 
-from rlt_dist.data.corpus.storage import REPAIR, Storage
-from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import sha256_file
+from rlt_dist.data.corpus.storage import REPAIR, BadShard, File, Storage, open_file
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -55,6 +54,14 @@ class ShardEntry:
         """Name of its sidecar."""
         return f"{self.name}.npy"
 
+    @property
+    def files(self) -> tuple[File, File]:
+        """Its tar and its sidecar."""
+        return (
+            (self.tar, self.tar_size, self.tar_sha256),
+            (self.sidecar, self.sidecar_size, self.sidecar_sha256),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Shard:
@@ -75,19 +82,21 @@ class Shard:
         """Path or address of its tar, for messages."""
         return self.storage.address(self.entry.tar)
 
-    @cached_property
-    def documents(self) -> np.ndarray:
-        """Its sidecar, memory-mapped: `DOCUMENT` [documents].
+    def sidecar(self) -> np.ndarray:
+        """Its sidecar, read now: `DOCUMENT` [documents].
+
+        Nobody keeps it whole: those of all shards of a large corpus would fill the memory.
 
         Raises:
-            UserError: the sidecar is missing or damaged.
+            BadShard: the sidecar is missing or damaged.
         """
         entry = self.entry
-        path = self.storage.fetch(entry.sidecar, entry.sidecar_size, entry.sidecar_sha256)
         try:
-            if sha256_file(path) != entry.sidecar_sha256:
+            with open_file(self.storage, *entry.files[1]) as handle:
+                content = handle.read()
+            if sha256(content).hexdigest() != entry.sidecar_sha256:
                 raise self._damaged_sidecar("its SHA-256 is not the index's")
-            documents = np.load(path, mmap_mode="r")
+            documents = np.load(BytesIO(content))
         except (ValueError, EOFError):
             raise self._damaged_sidecar("it is no array") from None
         except OSError as error:
@@ -105,22 +114,26 @@ class Shard:
         Raises:
             UserError: one is not.
         """
-        self.storage.check(self.entry.tar, self.entry.tar_size)
-        self.storage.check(self.entry.sidecar, self.entry.sidecar_size)
+        for name, size, _ in self.entry.files:
+            self.storage.check(name, size)
+
+    def prefetch(self) -> None:
+        """Begin to bring its files here, if they are elsewhere; `read` waits for them."""
+        for file in self.entry.files:
+            self.storage.prefetch(*file)
 
     def read(self, first: int, last: int) -> Iterator[np.ndarray]:
         """The tokens of documents `first` to `last` (exclusive): `dtype` [n] each, read-only.
 
         Raises:
-            UserError: the shard is missing or damaged; the message names the document.
+            BadShard: the shard is missing or damaged; the message names the document.
+            UserError: it cannot be brought here.
         """
-        documents = self.documents[first:last].copy()
-        entry = self.entry
-        path = self.storage.fetch(entry.tar, entry.tar_size, entry.tar_sha256)
+        documents = self.sidecar()[first:last].copy()
         begins = documents["offset"] + (TAR_HEADER + NPY_HEADER)
         ends = begins + documents["tokens"] * self.dtype.itemsize
         try:
-            with path.open("rb", buffering=0) as handle:
+            with open_file(self.storage, *self.entry.files[0]) as handle:
                 for start, stop in _blocks(begins, ends):
                     handle.seek(int(begins[start]))
                     block = memoryview(handle.read(int(ends[stop - 1] - begins[start])))
@@ -134,31 +147,28 @@ class Shard:
                         yield self._checked(block[place : place + size], number, checksum)
                         number += 1
         except OSError as error:
-            raise UserError(
+            raise BadShard(
                 f"{self.address}: cannot be read ({error.strerror}); {REPAIR}"
             ) from error
 
     def _checked(self, content: memoryview, document: int, checksum: int) -> np.ndarray:
         if crc32(content) != checksum:
-            raise UserError(
+            raise BadShard(
                 f"{self.address}: is damaged, document {document} has another checksum than when "
-                f"it was written; {REPAIR}"
+                f"it was written; {self.storage.discard(self.entry.tar_sha256)}"
             )
         tokens = np.frombuffer(content, self.dtype)
         if tokens[-1] != self.end_of_text:
-            raise UserError(
+            raise BadShard(
                 f"{self.address}: document {document} does not end with the end-of-text token "
                 f"{self.end_of_text}; the corpus was made with another tokenizer"
             )
         return tokens
 
-    def _damaged_sidecar(self, why: str) -> UserError:
+    def _damaged_sidecar(self, why: str) -> BadShard:
         address = self.storage.address(self.entry.sidecar)
-        return UserError(f"{address}: is damaged, {why}; {REPAIR}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Another process opens the sidecar itself."""
-        return {name: value for name, value in self.__dict__.items() if name != "documents"}
+        advice = self.storage.discard(self.entry.sidecar_sha256)
+        return BadShard(f"{address}: is damaged, {why}; {advice}")
 
 
 def _blocks(begins: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:

@@ -1,11 +1,25 @@
 """Where a corpus lies. Everything above sees files on this machine."""
 
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
 from rlt_dist.util.errors import UserError
 
 REPAIR = "restore it, or prepare the corpus again with --overwrite"
+
+
+class BadShard(UserError):
+    """A shard is missing, damaged or replaced: trying again would not help."""
+
+
+File = tuple[str, int, str]
+"""Name, size in bytes and SHA-256 of a file as the index lists it."""
+
+_OPENINGS = 20
 
 
 class Storage(Protocol):
@@ -33,15 +47,51 @@ class Storage(Protocol):
             sha256: what it must hash to; a storage that copies a file checks its copy.
 
         Raises:
-            UserError: it is missing, of another size or content, or cannot be read.
+            BadShard: it is missing, or of another size or content.
+            UserError: it cannot be read.
         """
+
+    def prefetch(self, name: str, size: int, sha256: str) -> None:
+        """Begin to fetch a file that will be wanted; an error shows when it is fetched."""
 
     def check(self, name: str, size: int) -> None:
         """See that a file is there and of the right size, without reading it.
 
         Raises:
-            UserError: it is not.
+            BadShard: it is not.
         """
+
+    def check_all(self, files: Collection[File]) -> dict[str, str]:
+        """See that many files are there and of the right size; gives what is wrong, by name.
+
+        Raises:
+            UserError: the place itself cannot be looked into.
+        """
+
+    def discard(self, sha256: str) -> str:
+        """Forget a copy that turned out damaged; gives the advice that ends the message."""
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How files are brought from another machine.
+
+    Attributes:
+        cache: folder for their copies; None: rlt_dist/shards in the user's cache folder.
+        cache_limit: bytes that the copies may take, except what is read right now; None: any.
+        attempts: how often a transfer is tried before that is an error.
+        timeout: seconds without a byte after which an attempt has failed.
+        first_wait: seconds before the second attempt; each further wait is twice as long.
+    """
+
+    cache: Path | None = None
+    cache_limit: int | None = 64 << 30
+    attempts: int = 6
+    timeout: float = 30.0
+    first_wait: float = 1.0
+
+
+DEFAULT_OPTIONS = RemoteOptions()
 
 
 class LocalFolder:
@@ -74,6 +124,9 @@ class LocalFolder:
         self.check(name, size)
         return self.folder / name
 
+    def prefetch(self, name: str, size: int, sha256: str) -> None:
+        """Nothing: it is here."""
+
     def check(self, name: str, size: int) -> None:
         """See that the file is there and of the right size."""
         path = self.folder / name
@@ -81,15 +134,67 @@ class LocalFolder:
             actual = path.stat().st_size if path.is_file() else None
         except OSError as error:
             raise _unreadable(path, error) from None
-        if actual is None:
-            raise UserError(f"{path}: this shard file is missing; {REPAIR}")
-        if actual != size:
-            raise UserError(f"{path}: holds {actual} bytes where the index says {size}; {REPAIR}")
+        if problem := size_problem(str(path), actual, size):
+            raise BadShard(problem)
+
+    def check_all(self, files: Collection[File]) -> dict[str, str]:
+        """See to every file; the folder is listed once, which file systems are quick at."""
+        try:
+            with os.scandir(self.folder) as entries:
+                sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except OSError as error:
+            raise _unreadable(self.folder, error) from None
+        problems = {
+            name: size_problem(self.address(name), sizes.get(name), size) for name, size, _ in files
+        }
+        return {name: problem for name, problem in problems.items() if problem}
+
+    def discard(self, sha256: str) -> str:  # noqa: ARG002
+        """Nothing is copied; only a person can restore the file."""
+        return REPAIR
 
 
-def open_storage(location: str | Path) -> Storage:
-    """The folder at a path."""
-    return LocalFolder(Path(location))
+def open_storage(location: str | Path, remote: RemoteOptions = DEFAULT_OPTIONS) -> Storage:
+    """The folder at a path, a `file://` address, or any address that fsspec understands.
+
+    Raises:
+        UserError: the address's protocol is unknown, or its package is not installed.
+    """
+    protocol, separator, path = str(location).partition("://")
+    if not separator:
+        return LocalFolder(Path(location))
+    if protocol == "file":
+        return LocalFolder(Path(path))
+    from rlt_dist.data.corpus.remote import RemoteFolder
+
+    return RemoteFolder(str(location), remote)
+
+
+def open_file(storage: Storage, name: str, size: int, sha256: str) -> FileIO:
+    """A file of a storage, open to be read without a buffer.
+
+    Raises:
+        UserError: as `Storage.fetch` does.
+        OSError: it cannot be opened.
+    """
+    for _ in range(_OPENINGS):
+        try:
+            return storage.fetch(name, size, sha256).open("rb", buffering=0)
+        except FileNotFoundError:
+            continue  # The cache gave it up in between: another process needed the room.
+    raise UserError(
+        f"{storage.address(name)}: is given up by the cache again and again before it can be "
+        f"opened; allow the cache more room"
+    )
+
+
+def size_problem(address: str, actual: int | None, size: int) -> str | None:
+    """What is wrong with a file of `actual` bytes (None: it is missing), if anything is."""
+    if actual is None:
+        return f"{address}: this shard file is missing; {REPAIR}"
+    if actual != size:
+        return f"{address}: holds {actual} bytes where the index says {size}; {REPAIR}"
+    return None
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:

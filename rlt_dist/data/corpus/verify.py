@@ -1,20 +1,24 @@
-"""Is a corpus on disk still what its index says? Every byte of it is read."""
+"""Is a corpus still what its index says? Every byte of it is read, in both ways there are."""
 
+import tarfile
 from collections.abc import Iterator
+from hashlib import file_digest
+from io import BytesIO
 
 import numpy as np
 
 from rlt_dist.data.corpus.index import read_content, read_tokenizer, shard_of
 from rlt_dist.data.corpus.shard import Shard
-from rlt_dist.data.corpus.storage import REPAIR, Storage
+from rlt_dist.data.corpus.storage import REPAIR, Storage, open_file
 from rlt_dist.data.prepare.prepare import Standing, Watch
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import sha256_file
 
 
 def verify_corpus(storage: Storage, watch: Watch = lambda _: None) -> Iterator[str]:
     """Check every shard: sizes, hashes, and each document; gives one line per damaged shard.
+
+    A remote corpus comes through the cache, whose copies are what is read.
 
     Args:
         watch: called after every shard.
@@ -40,30 +44,65 @@ def verify_corpus(storage: Storage, watch: Watch = lambda _: None) -> Iterator[s
 
 def _verify_shard(shard: Shard, tokenizer: Tokenizer) -> None:
     shard.check()
-    sizes = np.asarray(shard.documents["bytes"])
-    entry = shard.entry
-    tar = shard.storage.fetch(entry.tar, entry.tar_size, entry.tar_sha256)
+    documents = shard.sidecar()
+    _verify_hash(shard)
+    lengths = tokenizer.byte_lengths()
+    members = _members(shard)
+    key = ""
+    for number, tokens in enumerate(shard.read(0, len(documents))):
+        size = int(documents["bytes"][number]) if tokenizer.lossless else None
+        if wrong := _wrong_tokens(tokens, size, lengths):
+            raise _damaged(shard, f"document {number} {wrong}")
+        name, offset, plain = next(members, ("", -1, None))
+        if name <= key or offset != documents["offset"][number]:
+            raise _damaged(shard, f"document {number} is no member where the sidecar says")
+        if plain is None or plain.dtype != tokens.dtype or not np.array_equal(plain, tokens):
+            raise _damaged(shard, f"document {number} is another one to a plain reader of tars")
+        key = name
+    if extra := next(members, None):
+        raise _damaged(shard, f"the sidecar knows nothing of its member {extra[0]}")
+
+
+def _verify_hash(shard: Shard) -> None:
     try:
-        whole = sha256_file(tar) == entry.tar_sha256
+        with open_file(shard.storage, *shard.entry.files[0]) as handle:
+            whole = file_digest(handle, "sha256").hexdigest() == shard.entry.tar_sha256
     except OSError as error:
         raise UserError(f"{shard.address}: cannot be read ({error.strerror}); {REPAIR}") from None
     if not whole:
-        raise UserError(f"{shard.address}: is damaged, its SHA-256 is not the index's; {REPAIR}")
-    _verify_documents(shard, sizes, tokenizer)
+        advice = shard.storage.discard(shard.entry.tar_sha256)
+        raise UserError(f"{shard.address}: is damaged, its SHA-256 is not the index's; {advice}")
 
 
-def _verify_documents(shard: Shard, sizes: np.ndarray, tokenizer: Tokenizer) -> None:
-    """Each document is read as training reads it; its tokens stand for as many bytes as it had."""
-    lengths = tokenizer.byte_lengths()
-    for number, tokens in enumerate(shard.read(0, len(sizes))):
-        if (largest := int(tokens.max())) >= tokenizer.vocabulary:
-            raise UserError(
-                f"{shard.address}: document {number} holds token {largest}, the vocabulary ends "
-                f"at {tokenizer.vocabulary - 1}; {REPAIR}"
-            )
-        found = int(lengths[tokens].sum())
-        if tokenizer.lossless and found != sizes[number]:
-            raise UserError(
-                f"{shard.address}: document {number} decodes to {found} bytes of text, it had "
-                f"{sizes[number]}; {REPAIR}"
-            )
+def _wrong_tokens(tokens: np.ndarray, size: int | None, lengths: np.ndarray) -> str | None:
+    """What is wrong with a document's tokens, if anything is.
+
+    Args:
+        size: bytes of its text; None: the tokens need not stand for as many.
+        lengths: of each id of the vocabulary.
+    """
+    if (largest := int(tokens.max())) >= len(lengths):
+        return f"holds token {largest}, the vocabulary ends at {len(lengths) - 1}"
+    found = int(lengths[tokens].sum())
+    if size not in (None, found):
+        return f"decodes to {found} bytes of text, it had {size}"
+    return None
+
+
+def _members(shard: Shard) -> Iterator[tuple[str, int, np.ndarray | None]]:
+    """Name, offset and array of each member, by a reader that knows only of tars and NumPy."""
+    try:
+        with (
+            open_file(shard.storage, *shard.entry.files[0]) as handle,
+            tarfile.open(fileobj=handle, mode="r:") as tar,
+        ):
+            for member in tar:
+                content = tar.extractfile(member)
+                array = np.load(BytesIO(content.read())) if content else None
+                yield member.name, member.offset, array
+    except (tarfile.TarError, ValueError, EOFError, OSError) as error:
+        raise _damaged(shard, f"a plain reader of tars stops at it ({error})") from None
+
+
+def _damaged(shard: Shard, what: str) -> UserError:
+    return UserError(f"{shard.address}: {what}; {REPAIR}")

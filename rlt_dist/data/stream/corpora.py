@@ -4,8 +4,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from rlt_dist.config.data import DataConfig
+from rlt_dist.config.data import DataConfig, RemoteConfig
 from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.corpus.storage import RemoteOptions
 from rlt_dist.data.stream.documents import plan_lanes
 from rlt_dist.data.stream.mixture import Mixture, Share, whole_weights
 from rlt_dist.data.stream.reading import Reading
@@ -64,13 +65,18 @@ class Corpora:
         )
 
 
-def open_corpora(config: DataConfig) -> Corpora:
+def open_corpora(config: DataConfig, *, check: bool = True) -> Corpora:
     """Open a run's corpora.
+
+    Args:
+        check: look for every shard's files, unless bad ones are to be skipped. One of a run's
+            processes is enough.
 
     Raises:
         UserError: one is missing or damaged, or they were made by different tokenizers.
     """
-    corpora = tuple(load_corpus(corpus.path) for corpus in config.corpora)
+    remote, check = remote_options(config.remote), check and not config.skip_bad_shards
+    corpora = tuple(load_corpus(corpus.path, remote, check=check) for corpus in config.corpora)
     first = corpora[0]
     for other in corpora[1:]:
         if other.tokenizer.hash != first.tokenizer.hash:
@@ -79,6 +85,12 @@ def open_corpora(config: DataConfig) -> Corpora:
                 f"it again with the tokenizer.json of that corpus"
             )
     return Corpora(corpora, whole_weights([corpus.weight for corpus in config.corpora]))
+
+
+def remote_options(config: RemoteConfig) -> RemoteOptions:
+    """The configuration's choices in the storage's terms."""
+    limit = None if config.cache_gib is None else round(config.cache_gib * 2**30)
+    return RemoteOptions(config.cache, limit, config.attempts, config.timeout)
 
 
 def check_lanes(mixture: Mixture, lanes: int, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.data.corpus.storage import BadShard
 
 
 @dataclass
@@ -19,11 +19,11 @@ class Damage:
     documents: int = 0
     notices: list[str] = field(default_factory=list)
 
-    def meet(self, error: UserError, documents: int) -> None:
+    def meet(self, error: BadShard, documents: int) -> None:
         """A shard failed with `documents` documents still to be read of it.
 
         Raises:
-            UserError: `error` itself, unless damage is to be skipped.
+            BadShard: `error` itself, unless damage is to be skipped.
         """
         if not self.skip:
             raise error

@@ -15,6 +15,7 @@ import webdataset as wds
 
 from rlt_dist.data.corpus.index import SplitIndex
 from rlt_dist.data.corpus.shard import Shard
+from rlt_dist.data.corpus.storage import BadShard
 from rlt_dist.data.stream.damage import Damage
 from rlt_dist.data.stream.lanes import LanePlan, Run
 from rlt_dist.util.errors import UserError
@@ -117,8 +118,14 @@ class _Sample(TypedDict):
 
 
 def _stretches(split: SplitIndex, run: Run, ordinal: int) -> Iterator[_Stretch]:
-    """Stage 1: what is left of a run from its document `ordinal` on."""
-    for span in run.after(ordinal):
+    """Stage 1: what is left of a run from its document `ordinal` on.
+
+    While one shard is read, the next is brought here if it is elsewhere.
+    """
+    spans = run.after(ordinal)
+    for span, coming in zip(spans, [*spans[1:], None], strict=True):
+        if coming is not None:
+            split.shards[coming.shard].prefetch()
         shard = split.shards[span.shard]
         yield _Stretch(shard=shard, first=span.first, last=span.last, ordinal=ordinal)
         ordinal += span.last - span.first
@@ -132,7 +139,7 @@ def _samples(damage: Damage, stretches: Iterable[_Stretch]) -> Iterator[_Sample]
             for tokens in stretch["shard"].read(first, last):
                 yield _Sample(ordinal=ordinal, npy=tokens)
                 first, ordinal = first + 1, ordinal + 1
-        except UserError as error:
+        except BadShard as error:
             damage.meet(error, last - first)
 
 
@@ -146,7 +153,7 @@ def plan_lanes(split: SplitIndex, lanes: int, seed: int) -> LanePlan:
     return LanePlan(
         [entry.documents for entry in entries],
         [entry.tokens for entry in entries],
-        lambda shard: split.shards[shard].documents["tokens"],
+        lambda shard: split.shards[shard].sidecar()["tokens"],
         lanes,
         seed,
     )

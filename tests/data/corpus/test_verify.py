@@ -2,9 +2,11 @@
 
 import io
 import json
-import shutil
+import re
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -16,20 +18,8 @@ from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file
 
 
-@pytest.fixture
-def copy(corpus: CorpusIndex, tmp_path: Path) -> Path:
-    """A corpus that a test may damage."""
-    return shutil.copytree(corpus.location, tmp_path / "copy")
-
-
 def verify(folder: Path) -> Result:
     return CliRunner().invoke(data_app, ["verify", str(folder)])
-
-
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_whole_corpus_passes(copy: Path, corpus: CorpusIndex) -> None:
@@ -39,7 +29,7 @@ def test_a_whole_corpus_passes(copy: Path, corpus: CorpusIndex) -> None:
     assert result.output == f"{copy}: all {shards} shards are whole\n"
 
 
-def test_every_damaged_shard_is_one_line(copy: Path) -> None:
+def test_every_damaged_shard_is_one_line(copy: Path, flip: Callable) -> None:
     flip(copy / "train-000000.tar", 700)
     flip(copy / "train-000002.npy", -1)
     (copy / "test-000000.tar").unlink()
@@ -54,35 +44,82 @@ def test_every_damaged_shard_is_one_line(copy: Path) -> None:
     assert "3 of" in last
 
 
-def set_tokens(folder: Path, name: str, tokens: list[int]) -> None:
-    """Replace a shard's first document by other tokens, and make the index agree."""
-    tar = folder / f"{name}.tar"
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def rewrite(folder: Path, name: str, change: Callable[[Members], None]) -> None:
+    """Change a shard's members as only its writer could: sidecar and index agree with the tar."""
+    tar, sidecar = folder / f"{name}.tar", folder / f"{name}.npy"
     with tarfile.open(tar) as old:
         members = [(member, old.extractfile(member).read()) for member in old]
-    stream = io.BytesIO()
-    np.save(stream, np.array(tokens, np.uint16))
-    members[0] = (members[0][0], stream.getvalue())
-    members[0][0].size = len(stream.getvalue())
+    change(members)
     with tarfile.open(tar, "w", format=tarfile.USTAR_FORMAT) as new:
         for member, content in members:
             new.addfile(member, io.BytesIO(content))
+    documents = np.load(sidecar)
+    documents["checksum"] = [crc32(content[128:]) for _, content in members[: len(documents)]]
+    np.save(sidecar, documents)
     index = json.loads((folder / "index.json").read_bytes())
     entry = next(e for shards in index["splits"].values() for e in shards if e["name"] == name)
-    entry |= {"tar_size": tar.stat().st_size, "tar_sha256": sha256_file(tar)}
+    for key, path in (("tar", tar), ("sidecar", sidecar)):
+        entry |= {f"{key}_size": path.stat().st_size, f"{key}_sha256": sha256_file(path)}
     (folder / "index.json").write_text(json.dumps(index))
 
 
-def test_documents_are_read_even_where_the_hash_is_right(copy: Path, corpus: CorpusIndex) -> None:
-    length = int(corpus.split("train").shards[0].documents["tokens"][0])
-    for tokens, said in [
-        ([65] * length, "document 0 does not end with the end-of-text token 256"),
-        ([300] * (length - 1) + [256], "document 0 holds token 300"),
-        ([256] * length, f"document 0 decodes to 0 bytes of text, it had {length - 1}"),
-    ]:
-        set_tokens(copy, "train-000000", tokens)
-        result = verify(copy)
-        assert result.exit_code == 1
-        assert f"train-000000.tar: {said}" in result.output.splitlines()[0]
+def set_tokens(tokens: Callable[[int], list[int]]) -> Callable[[Members], None]:
+    """Other tokens in the first document, as many as it has."""
+
+    def change(members: Members) -> None:
+        member, content = members[0]
+        length = len(content[128:]) // 2
+        members[0] = (member, content[:128] + np.array(tokens(length), "<u2").tobytes())
+
+    return change
+
+
+def set_header(old: bytes, new: bytes) -> Callable[[Members], None]:
+    """Another NumPy header before the same bytes of the third document."""
+
+    def change(members: Members) -> None:
+        member, content = members[2]
+        assert content.count(old) == 1
+        members[2] = (member, content.replace(old, new))
+
+    return change
+
+
+def rename(member: int, name: str) -> Callable[[Members], None]:
+    return lambda members: setattr(members[member][0], "name", name)
+
+
+def add_member(members: Members) -> None:
+    extra = tarfile.TarInfo("9999999999.npy")
+    extra.size = members[0][0].size
+    members.append((extra, members[0][1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (set_tokens(lambda n: [65] * n), "document 0 does not end with the end-of-text token 256"),
+        (set_tokens(lambda n: [300] * (n - 1) + [256]), "document 0 holds token 300, the vocabul"),
+        (set_tokens(lambda n: [256] * n), r"document 0 decodes to 0 bytes of text, it had \d+"),
+        (set_header(b"<u2", b"<i2"), "document 2 is another one to a plain reader of tars"),
+        (set_header(b"<u2", b">u2"), "document 2 is another one to a plain reader of tars"),
+        (set_header(b"NUMPY", b"NUMPI"), "a plain reader of tars stops at it "),
+        (rename(1, "0000000000.npy"), "document 1 is no member where the sidecar says"),
+        (add_member, "the sidecar knows nothing of its member 9999999999.npy"),
+    ],
+)
+def test_documents_are_read_even_where_the_hash_is_right(
+    copy: Path, change: Callable[[Members], None], said: str
+) -> None:
+    """By position and by a plain reader of tars: training and webdataset see the same."""
+    rewrite(copy, "train-000000", change)
+    result = verify(copy)
+    assert result.exit_code == 1, result.output
+    assert re.search(rf"train-000000.tar: {said}", result.output.splitlines()[0]), result.output
+    assert "1 of" in result.output.splitlines()[1]
 
 
 def test_a_folder_without_a_corpus_is_named(tmp_path: Path) -> None:

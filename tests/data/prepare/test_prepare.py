@@ -1,7 +1,6 @@
 """Preparation: exact round trip, exact shares, the same bytes every time, refusals by name."""
 
 import errno
-import json
 import math
 import os
 import tarfile
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import webdataset as wds
 
-from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.corpus.index import CorpusIndex
 from rlt_dist.data.prepare.prepare import prepare_corpus
 from rlt_dist.data.prepare.shards import CorpusWriter, Placement
 from rlt_dist.data.prepare.sources import Document, SourceOptions
@@ -64,7 +63,7 @@ def test_real_text_comes_back_from_the_shards(tmp_path: Path) -> None:
 def test_plain_webdataset_reads_what_the_index_says(corpus: CorpusIndex) -> None:
     for name, split in corpus.splits.items():
         read = samples(corpus, name)
-        listed = np.concatenate([shard.documents for shard in split.shards])
+        listed = np.concatenate([shard.sidecar() for shard in split.shards])
         assert [len(sample["npy"]) for sample in read] == listed["tokens"].tolist()
         assert [sample["json"]["bytes"] for sample in read] == listed["bytes"].tolist()
         assert {sample["npy"].dtype for sample in read} == {np.dtype(np.uint16)}
@@ -73,7 +72,7 @@ def test_plain_webdataset_reads_what_the_index_says(corpus: CorpusIndex) -> None
         for shard in split.shards:
             with tarfile.open(shard.tar) as tar:
                 first = [member.offset for member in tar if member.name.endswith(".npy")]
-            assert shard.documents["offset"].tolist() == first
+            assert shard.sidecar()["offset"].tolist() == first
 
 
 class WideTokenizer:
@@ -325,107 +324,6 @@ def _fail_after(calls: int, real: Callable) -> Callable:
         real(*arguments)
 
     return addfile
-
-
-@pytest.fixture
-def made(texts: Path, tmp_path: Path, bytes_tokenizer: Path) -> CorpusIndex:
-    """A corpus that a test may damage."""
-    return prepare_corpus([texts], tmp_path / "out", bytes_tokenizer, shard_bytes=100).corpus
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("tokenizer", "vocabulary"), "257"),
-        (("tokenizer", "vocabulary"), True),
-        (("tokenizer", "end_of_text"), -1),
-        (("tokenizer", "hash"), None),
-        (("splits", "train"), []),
-        (("splits",), {}),
-        (("splits", "train", 0, "documents"), 0),
-        (("splits", "train", 0, "tar_size"), 1.5),
-        (("splits", "train", 0, "name"), "../train-000000"),
-        (("dropped",), [1]),
-    ],
-)
-def test_a_damaged_index_names_the_place(made: CorpusIndex, place: tuple, value: object) -> None:
-    index = made.folder / "index.json"
-    content = part = json.loads(index.read_bytes())
-    for key in place[:-1]:
-        part = part[key]
-    part[place[-1]] = value
-    index.write_text(json.dumps(content))
-    where = r"\.".join(map(str, place))
-    with pytest.raises(UserError, match=rf"index.json: is damaged \({where}.*: .*--overwrite"):
-        load_corpus(made.folder)
-
-
-def test_one_changed_byte_of_a_sidecar_is_found(made: CorpusIndex) -> None:
-    sidecar = sidecar_of(made.split("train").shards[1].tar)
-    content = bytearray(sidecar.read_bytes())
-    content[-1] ^= 1
-    sidecar.write_bytes(content)
-    with pytest.raises(UserError, match=r"train-000001.npy: is damaged, its SHA-256"):
-        load_corpus(made.folder)
-
-
-def test_totals_that_the_sidecar_belies_are_found(made: CorpusIndex) -> None:
-    index = made.folder / "index.json"
-    content = json.loads(index.read_bytes())
-    content["splits"]["train"][1]["tokens"] += 1
-    index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"train-000001.npy: is damaged, it does not add up"):
-        load_corpus(made.folder)
-
-
-def test_another_tokenizer_in_the_folder_is_refused(made: CorpusIndex) -> None:
-    words = Recipe(kind="words", vocabulary=5, lossless=False)
-    train_tokenizer(words, [b"a b"] * 9).save(made.tokenizer)
-    with pytest.raises(UserError, match=r"tokenizer.json: is not the tokenizer that made this"):
-        load_corpus(made.folder)
-    made.tokenizer.unlink()
-    with pytest.raises(UserError, match=r"tokenizer.json: no such file"):
-        load_corpus(made.folder)
-
-
-def test_another_vocabulary_in_the_index_is_refused(made: CorpusIndex) -> None:
-    index = made.folder / "index.json"
-    index.write_text(index.read_text().replace('"vocabulary": 257', '"vocabulary": 300'))
-    with pytest.raises(UserError, match="its vocabulary is 257, the index says 300"):
-        load_corpus(made.folder)
-
-
-def test_index_is_refused_when_anything_is_amiss(
-    texts: Path, tmp_path: Path, bytes_tokenizer: Path
-) -> None:
-    made = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer, shard_bytes=100).corpus
-    folder, index = made.folder, made.folder / "index.json"
-    whole = json.loads(index.read_bytes())
-    tar = made.split("train").shards[1].tar
-    with pytest.raises(UserError, match="no split 'tran'; it has train, validation, test"):
-        made.split("tran")
-    with pytest.raises(UserError, match=r"nowhere/index.json: no such file"):
-        load_corpus(tmp_path / "nowhere")
-    for content, words in [
-        (whole | {"format": 99}, "is of format 99, this program reads 1"),
-        ({"format": 1}, "is damaged"),
-        ([], "is damaged"),
-    ]:
-        index.write_text(json.dumps(content))
-        with pytest.raises(UserError, match=words):
-            load_corpus(folder)
-    index.write_text(json.dumps(whole))
-    good = sidecar_of(tar).read_bytes()
-    sidecar_of(tar).write_bytes(b"\0" * len(good))
-    with pytest.raises(UserError, match=r"train-000001.npy: is damaged"):
-        load_corpus(folder)
-    sidecar_of(tar).write_bytes(good)
-    os.truncate(tar, 1000)
-    with pytest.raises(UserError, match=r"train-000001.tar: holds 1000 bytes where the index says"):
-        load_corpus(folder)
-    tar.unlink()
-    with pytest.raises(UserError, match=r"train-000001.tar: this shard file is missing"):
-        load_corpus(folder)
 
 
 def test_fingerprint_covers_what_decides_the_tokens(

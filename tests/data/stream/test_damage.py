@@ -27,7 +27,7 @@ def break_document(split: SplitIndex, document: int) -> None:
     shard = split.shards[BAD]
     path = Path(shard.address)
     content = bytearray(path.read_bytes())
-    content[int(shard.documents["offset"][document]) + 512 + 128] ^= 1
+    content[int(shard.sidecar()["offset"][document]) + 512 + 128] ^= 1
     path.write_bytes(content)
 
 
