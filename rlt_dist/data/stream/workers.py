@@ -85,8 +85,8 @@ class Worker:
         what = f"the process that {self._process.name} {how}"
         if deaths > _MOST_DEATHS:
             raise UserError(
-                f"{what}, as did {deaths - 1} before it; lower data.workers, or give the machine "
-                "more memory"
+                f"{what}, as did {deaths - 1} before it; if nothing above says why, the memory ran "
+                "out: lower data.workers"
             )
         self._start()
         return f"{what}; another has taken its place, and no token is lost"
