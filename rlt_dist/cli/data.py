@@ -1,9 +1,10 @@
 """`rlt-dist data`: prepare a corpus, show and verify one; the other views are files beside this."""
 
 import math
+import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex
     from rlt_dist.data.prepare.prepare import Standing, Watch
+    from rlt_dist.data.prepare.workers import Workers
 
 data_app = typer.Typer(
     help="Raw text to tokens in shards: prepare a corpus, look into one, verify one.",
@@ -61,37 +63,70 @@ def prepare(
     allow_binary: Annotated[
         bool, typer.Option("--allow-binary", help="Take files that hold NUL bytes.")
     ] = False,
+    require_utf8: Annotated[
+        bool, typer.Option("--require-utf8", help="Refuse text that is not UTF-8.")
+    ] = False,
+    longest_mib: Annotated[
+        float, typer.Option(help="A longer document is stored as several, in MiB.")
+    ] = 16.0,
     train: Annotated[float, typer.Option(help="Share of the documents to train on.")] = 0.9,
     validation: Annotated[float, typer.Option(help="Share to validate on; 0 for none.")] = 0.05,
     test: Annotated[float, typer.Option(help="Share to test on; 0 for none.")] = 0.05,
     shard_mib: Annotated[float, typer.Option(help="Raw text in a shard, in MiB.")] = 8.0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that work at once [default: one a usable CPU]."),
+    ] = None,
+    mpi: Annotated[
+        bool,
+        typer.Option("--mpi", help="The other ranks of this MPI world work; see launch/."),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start afresh in a folder prepared before.")
     ] = False,
 ) -> None:
     """Turn raw text into a corpus folder: a tokenizer, shards of whole documents, an index.
 
-    A folder's files are taken in sorted order, each one document; hidden files, links to
-    folders and empty documents are left out and counted. Interrupted at any moment and started
-    again, it goes on.
+    A folder's files are taken in sorted order, each one document; `.gz`, `.xz` and `.zst` are
+    unpacked, JSON lines and Parquet give a document a row. Hidden files, links to folders and empty
+    documents are left out and counted. The result is the same whatever the number of workers.
+    Interrupted at any moment and started again, it goes on.
 
     Example: `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
     --tokenizer tokenizer/bpe.yaml`
     """
+    from rlt_dist.data.prepare.inputs import InputOptions
     from rlt_dist.data.prepare.prepare import prepare_corpus
-    from rlt_dist.data.prepare.sources import SourceOptions
+    from rlt_dist.data.prepare.workers import local_workers, mpi_workers
 
-    source = SourceOptions(pattern, tuple(exclude or ()), text_field, separator, allow_binary)
-    with _progress_bar() as watch:
+    if mpi and workers is not None:
+        raise UserError("--workers and --mpi: give one of them; the MPI world has its own number")
+    with ExitStack() as stack:
+        crew: AbstractContextManager[Workers] = local_workers(workers or _usable_cpus())
+        if mpi:
+            ranks = stack.enter_context(mpi_workers())
+            if ranks is None:  # this rank has done its work for rank 0
+                return
+            crew = nullcontext(ranks)
+        options = InputOptions(
+            pattern=pattern,
+            exclude=tuple(exclude or ()),
+            text_field=text_field,
+            separator=separator,
+            allow_binary=allow_binary,
+            require_utf8=require_utf8,
+            longest=_bytes("--longest-mib", longest_mib),
+        )
         prepared = prepare_corpus(
             inputs,
             output,
             tokenizer,
-            source=source,
+            options=options,
             shares={"train": train, "validation": validation, "test": test},
-            shard_bytes=_shard_bytes(shard_mib),
+            shard_bytes=_bytes("--shard-mib", shard_mib),
             overwrite=overwrite,
-            watch=watch,
+            workers=crew,
+            watch=stack.enter_context(_progress_bar()),
         )
     if prepared.already_finished:
         typer.echo(f"{output}: was finished before, nothing is left to do")
@@ -140,10 +175,14 @@ data_app.command()(stats)
 data_app.command()(cat)
 
 
-def _shard_bytes(mebibytes: float) -> int:
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _bytes(option: str, mebibytes: float) -> int:
     size = round(mebibytes * _MEBIBYTE) if math.isfinite(mebibytes) else 0
     if size < 1:
-        raise UserError(f"--shard-mib {mebibytes}: must be a number above 0, such as 8")
+        raise UserError(f"{option} {mebibytes}: must be a number above 0, such as 8")
     return size
 
 

@@ -42,10 +42,11 @@ def test_a_terminal_is_shown_a_bar_a_stage(
     story: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    recipe = tmp_path / "bytes.yaml"
-    recipe.write_text("kind: bytes\n")
+    recipe = tmp_path / "words.yaml"
+    recipe.write_text("kind: words\nvocabulary: 6\nlossless: false\n")
     command = ["prepare", "--input", story, "--output", tmp_path / "out", "--tokenizer", recipe]
-    bars = run(*command, "--separator", "---").stderr
+    bars = run(*command, "--separator", "---", "--workers", 1).stderr
+    assert "surveying" in bars
     assert "training the tokenizer" in bars
     assert "writing shards" in bars
     assert "30 documents" in bars
@@ -65,6 +66,12 @@ def test_every_option_reaches_its_place(tmp_path: Path, bytes_tokenizer: Path) -
     with pytest.raises(UserError, match="allow_binary was False, now True"):
         run(*command, "--allow-binary")
     assert run(*command, "--allow-binary", "--overwrite").exit_code == 0
+    with pytest.raises(UserError, match="longest was 16777216, now 1048576"):
+        run(*command, "--allow-binary", "--longest-mib", 1)
+    with pytest.raises(UserError, match="require_utf8 was False, now True"):
+        run(*command, "--allow-binary", "--require-utf8")
+    with pytest.raises(UserError, match="--workers and --mpi: give one of them"):
+        run(*command, "--workers", 2, "--mpi")
 
 
 def test_help_shows_an_example() -> None:
@@ -74,14 +81,18 @@ def test_help_shows_an_example() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [(name, value) for name in ("--shard-mib", "--train") for value in ("nan", "inf", "0", "-1")],
+    [
+        (name, value)
+        for name in ("--shard-mib", "--longest-mib", "--train")
+        for value in ("nan", "inf", "0", "-1")
+    ],
 )
 def test_a_number_out_of_bounds_is_one_error(
     story: Path, tmp_path: Path, bytes_tokenizer: Path, option: str, value: str
 ) -> None:
     command = ["prepare", "--input", story, "--output", tmp_path / "out"]
     command += ["--tokenizer", bytes_tokenizer, "--separator", "---", option, value]
-    words = "--shard-mib .*: must be a number above 0" if option == "--shard-mib" else "shares"
+    words = "shares" if option == "--train" else f"{option} .*: must be a number above 0"
     with pytest.raises(UserError, match=words):
         run(*command)
     assert not (tmp_path / "out").exists()

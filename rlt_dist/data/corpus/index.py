@@ -6,7 +6,10 @@ Layout of a corpus folder:
     tokenizer.json        the tokenizer that made the tokens
     train-000000.tar      a shard (see shard.py): whole documents, one a sample
     train-000000.npy      its sidecar: where each document begins, and its checksum
-    prepare.json          what was asked of `rlt-dist data prepare` (see prepare.py)
+    sources.json          [[input, documents], ...]: every input's name and number of documents, in
+                          order. The ordinal that names a document's member of a tar counts through
+                          them all, empty ones too, so it tells which document of which input it is
+    prepare.json          what was asked of `rlt-dist data prepare` (see request.py)
     .lock                 held by the process that prepares it
 """
 
@@ -35,6 +38,7 @@ from rlt_dist.util.files import write_atomic
 FORMAT = 2
 INDEX_NAME = "index.json"
 TOKENIZER_NAME = "tokenizer.json"
+SOURCES_NAME = "sources.json"
 SPLITS = ("train", "validation", "test")
 _SHORT = 1 << 16
 
@@ -121,7 +125,7 @@ def write_index(
 
     Args:
         tokenizer: `hash`, `vocabulary` and `end_of_text`.
-        dropped: what was counted and left out; no part of the fingerprint.
+        dropped: what was counted and left out or cut; no part of the fingerprint.
     """
     content = {
         "format": FORMAT,
@@ -130,6 +134,11 @@ def write_index(
         "dropped": dict(dropped),
     }
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
+
+
+def write_sources(folder: Path, sources: Sequence[tuple[str, int]]) -> None:
+    """Write sources.json: each input's name and its number of documents, in order."""
+    write_atomic(folder / SOURCES_NAME, json.dumps(sources) + "\n")
 
 
 def load_corpus(

@@ -47,6 +47,16 @@ class Tokenizer(ABC):
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text`, int32 [n], without end-of-text."""
 
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Encode several texts at once, each as `encode` does.
+
+        Returns:
+            Their ids one after another, int32 [n], and the number of each text's, int64 [texts].
+        """
+        encoded = [self.encode(text) for text in texts]
+        ids = np.concatenate([np.empty(0, np.int32), *encoded])
+        return ids, np.array([len(each) for each in encoded], np.int64)
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> bytes:
         """Return the text that `ids` stand for; end-of-text stands for none.
 

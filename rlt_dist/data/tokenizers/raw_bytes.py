@@ -1,5 +1,6 @@
 """The tokenizer that learns nothing: id b is byte b, and 256 ends a document."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,7 @@ class BytesTokenizer(Tokenizer):
     def encode(self, text: bytes) -> np.ndarray:
         """Return the bytes' values, int32 [len(text)]."""
         return np.frombuffer(text, dtype=np.uint8).astype(np.int32)
+
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Return all texts' bytes, int32 [n], and the texts' lengths, int64 [texts]."""
+        return self.encode(b"".join(texts)), np.array([len(text) for text in texts], np.int64)

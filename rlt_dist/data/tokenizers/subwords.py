@@ -21,12 +21,12 @@ _END_OF_TEXT, _UNKNOWN = range(2)
 FIXED_PIECES = 2 + 256  # end-of-text, unknown, one per byte
 
 # What sentencepiece is never shown; invalid bytes decode to the lone surrogates.
-_NEVER_SHOWN = "\udc80-\udcff\u2581\u2585\0"
-_WORD_START = re.compile("(?<! ) ")
+_NEVER_SHOWN = "\u2581\u2585\0"
+_INVALID = "\udc80-\udcff"
+_WORD_START = re.compile(b"(?<! ) ")
 
-# sentencepiece's BPE slows down and its memory grows with the length of one input.
+# Bytes. sentencepiece's BPE slows down and its memory grows with the length of one input.
 _CHUNK = 4096
-_BLOCK = 1 << 20
 
 
 class SubwordTokenizer(Tokenizer):
@@ -41,8 +41,12 @@ class SubwordTokenizer(Tokenizer):
         self._processor = processor
         # A space that was never learned would come out as the three bytes of U+2581.
         knows_space = processor.piece_to_id("\u2581") != _UNKNOWN
-        self._carried = _carried_runs(_NEVER_SHOWN + ("" if knows_space else " "))
-        self._byte_ids = [processor.piece_to_id(f"<0x{value:02X}>") for value in range(256)]
+        never_shown = _NEVER_SHOWN + ("" if knows_space else " ")
+        self._carried = _carried_runs(never_shown)
+        self._foreign = sorted(character.encode() for character in never_shown)
+        self._foreign_ascii = sum(map(bytes.isascii, self._foreign))
+        byte_ids = [processor.piece_to_id(f"<0x{value:02X}>") for value in range(256)]
+        self._byte_ids = np.array(byte_ids, np.int32)
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "SubwordTokenizer":
@@ -51,22 +55,61 @@ class SubwordTokenizer(Tokenizer):
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return the ids of `text`, int32 [n], in time linear in its length."""
-        blocks = _cut(text.decode("utf-8", "surrogateescape"), _BLOCK)
-        ids = [np.array(self._encode_block(block), dtype=np.int32) for block in blocks]
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.int32)
+        return self.encode_many([text])[0]
 
-    def _encode_block(self, block: str) -> list[int]:
-        parts = self._carried.split(block)  # shown to sentencepiece, carried, shown, carried, ...
-        chunks = [list(_cut(part, _CHUNK)) for part in parts[::2]]
-        flat = [chunk for group in chunks for chunk in group]
-        encoded = iter(self._processor.encode(flat, num_threads=1))
-        ids: list[int] = []
-        for index, group in enumerate(chunks):
-            for _ in group:
-                ids.extend(next(encoded))
-            for carried in parts[2 * index + 1 : 2 * index + 2]:
-                ids.extend(self._byte_ids[byte] for byte in _to_bytes(carried))
-        return ids
+    def encode_many(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Return all texts' ids, int32 [n], and how many each has, int64 [texts].
+
+        One call of sentencepiece for all of them: every call starts threads of its own.
+        """
+        plain = self._is_plain(b"\n".join(texts))
+        if plain and max(map(len, texts), default=0) <= _CHUNK:
+            encoded = self._encode_plain(texts)
+            lengths = np.array([len(ids) for ids in encoded], np.int64)
+        else:
+            encoded, lengths = self._encode_parts(texts, plain)
+        return np.concatenate([np.empty(0, np.int32), *encoded]), lengths
+
+    def _encode_plain(self, texts: Sequence[bytes]) -> list[np.ndarray]:
+        """What sentencepiece makes of text that it does not change."""
+        return self._processor.encode(list(texts), num_threads=1, return_type="numpy")
+
+    def _encode_parts(
+        self, texts: Sequence[bytes], plain: bool
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """The ids of the parts of any texts, in order, and the number of each text's ids."""
+        shown: list[bytes] = []
+        parts: list[np.ndarray | None] = []  # None: the next one shown to sentencepiece
+        ends = [0]
+        for text in texts:
+            separate = [text] if plain or self._is_plain(text) else self._separate(text)
+            for number, part in enumerate(separate):
+                if number % 2:
+                    parts.append(self._byte_ids[np.frombuffer(part, np.uint8)])
+                else:
+                    chunks = _cut(part)
+                    shown += chunks
+                    parts += [None] * len(chunks)
+            ends.append(len(parts))
+        encoded = iter(self._encode_plain(shown))
+        whole = [next(encoded) if part is None else part for part in parts]
+        before = np.cumsum([0, *map(len, whole)])
+        return whole, np.diff(before[ends])
+
+    def _separate(self, text: bytes) -> list[bytes]:
+        """Cut a text into what sentencepiece is shown, what goes round it, shown, and so on."""
+        parts = self._carried.split(text.decode("utf-8", "surrogateescape"))
+        return [part.encode("utf-8", "surrogateescape") for part in parts]
+
+    def _is_plain(self, text: bytes) -> bool:
+        searched = self._foreign[: self._foreign_ascii] if text.isascii() else self._foreign
+        if any(character in text for character in searched):
+            return False
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
 
 
 class BPETokenizer(SubwordTokenizer):
@@ -118,7 +161,7 @@ def train_subwords(
 
 def _carried_runs(characters: str) -> re.Pattern[str]:
     """Splitting by this gives text for sentencepiece and runs that go round it, in turn."""
-    return re.compile(f"([{characters}]+)")
+    return re.compile(f"([{_INVALID}{characters}]+)")
 
 
 def _sentences(passages: Iterable[bytes]) -> Iterator[str]:
@@ -155,20 +198,27 @@ def _text_of(processor: sentencepiece.SentencePieceProcessor, index: int) -> byt
     return piece.replace("\u2581", " ").encode()
 
 
-def _to_bytes(carried: str) -> bytes:
-    return carried.encode("utf-8", "surrogateescape")
-
-
-def _cut(text: str, size: int) -> Iterator[str]:
-    """Cut `text` into pieces of `size` characters or a little more.
+def _cut(text: bytes) -> list[bytes]:
+    """Cut valid UTF-8 into pieces of `_CHUNK` bytes or a little more.
 
     A cut falls where a space follows something else. No learned piece spans such a place, so the
-    ids are those of the whole text. Text without spaces is cut after 16 * size characters.
+    ids are those of the whole text. Text without spaces is cut after 16 * _CHUNK bytes.
     """
+    pieces = []
     start = 0
-    while start < len(text):
-        longest = start + 16 * size
-        found = _WORD_START.search(text, start + size, longest)
-        end = found.start() if found else longest
-        yield text[start:end]
+    while len(text) - start > _CHUNK:
+        longest = start + 16 * _CHUNK
+        found = _WORD_START.search(text, start + _CHUNK, longest)
+        end = found.start() if found else _before_character(text, longest)
+        pieces.append(text[start:end])
         start = end
+    if start < len(text):
+        pieces.append(text[start:] if start else text)
+    return pieces
+
+
+def _before_character(text: bytes, place: int) -> int:
+    """`place`, or where the character begins that it would cut."""
+    while place < len(text) and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place

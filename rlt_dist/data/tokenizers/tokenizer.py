@@ -15,7 +15,7 @@ from rlt_dist.data.tokenizers.base import FORMAT, VERSION, Tokenizer, content_ha
 from rlt_dist.data.tokenizers.raw_bytes import BytesTokenizer
 from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.round_trip import HARD_TEXTS, check_round_trip
-from rlt_dist.data.tokenizers.sample import sample, thin
+from rlt_dist.data.tokenizers.sample import thin
 from rlt_dist.data.tokenizers.subwords import BPETokenizer, UnigramTokenizer, train_subwords
 from rlt_dist.data.tokenizers.words import WordsTokenizer, train_words
 from rlt_dist.util.errors import UserError
@@ -29,14 +29,19 @@ _CHECKED_BYTES = 4 << 20
 
 
 def train_tokenizer(recipe: Recipe, texts: Iterable[bytes]) -> Tokenizer:
-    """Train a tokenizer on documents; equal texts and recipe give an equal hash.
+    """Train a tokenizer on texts; equal texts and recipe give an equal hash.
 
     A lossless kind is checked on a part of what it was trained on and on texts known to be hard.
+
+    Args:
+        texts: held in memory together; `bytes`, which learns nothing, asks for none of them.
 
     Raises:
         UserError: there is no text, the vocabulary does not suit it, or the check fails.
     """
-    passages = sample(texts, recipe.training_bytes)
+    if recipe.kind == "bytes":
+        return BytesTokenizer()
+    passages = list(filter(None, texts))
     if not passages:
         raise UserError("the corpus is empty: a tokenizer needs text to be trained on")
     tokenizer = _train(recipe, passages)
@@ -46,8 +51,6 @@ def train_tokenizer(recipe: Recipe, texts: Iterable[bytes]) -> Tokenizer:
 
 
 def _train(recipe: Recipe, passages: Sequence[bytes]) -> Tokenizer:
-    if recipe.kind == "bytes":
-        return BytesTokenizer()
     if recipe.kind == "words":
         return train_words(passages, recipe.size)
     subwords = BPETokenizer if recipe.kind == "bpe" else UnigramTokenizer

@@ -1,9 +1,8 @@
 """Preparation: exact round trip, exact shares, the same bytes every time, refusals by name."""
 
 import errno
-import math
+import json
 import os
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,18 +11,18 @@ import pytest
 import webdataset as wds
 
 from rlt_dist.data.corpus.index import CorpusIndex
+from rlt_dist.data.prepare import writer
+from rlt_dist.data.prepare.inputs import InputOptions
 from rlt_dist.data.prepare.prepare import prepare_corpus
-from rlt_dist.data.prepare.shards import CorpusWriter, Placement
-from rlt_dist.data.prepare.sources import Document, SourceOptions
 from rlt_dist.data.tokenizers.recipe import Recipe
-from rlt_dist.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
+from rlt_dist.data.tokenizers.tokenizer import train_tokenizer
 from rlt_dist.util.errors import UserError
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 def samples(corpus: CorpusIndex, split: str) -> list[dict]:
-    urls = [str(shard.tar) for shard in corpus.split(split).shards]
+    urls = [shard.address for shard in corpus.split(split).shards]
     return list(wds.WebDataset(urls, shardshuffle=False).decode())
 
 
@@ -44,20 +43,24 @@ def test_real_text_comes_back_from_the_shards(tmp_path: Path) -> None:
     source = REPOSITORY / "rlt_dist"
     recipe = tmp_path / "bpe.yaml"
     recipe.write_text("kind: bpe\nvocabulary: 400\n")
-    options = SourceOptions(pattern="*.py")
+    options = InputOptions(pattern="*.py")
     made = prepare_corpus(
-        [source], tmp_path / "out", recipe, source=options, shard_bytes=30_000
+        [source], tmp_path / "out", recipe, options=options, shard_bytes=30_000
     ).corpus
-    tokenizer = load_tokenizer(made.tokenizer)
-    assert (made.tokenizer.hash, made.tokenizer.vocabulary) == (tokenizer.hash, 400)
+    names = [
+        name
+        for name, documents in json.loads((tmp_path / "out" / "sources.json").read_bytes())
+        for _ in range(documents)
+    ]
     found = {}
     for split in made.splits:
         for sample in samples(made, split):
             *ids, end = sample["npy"]
-            assert end == tokenizer.end_of_text
-            found[sample["json"]["source"]] = tokenizer.decode(np.array(ids, np.int32))
-    files = {f"rlt_dist/{p.relative_to(source)}": p for p in source.rglob("*.py")}
-    assert found == {name: text for name, p in files.items() if (text := p.read_bytes())}
+            assert end == made.tokenizer.end_of_text
+            text = made.tokenizer.decode(np.array(ids, np.int32))
+            found[names[int(sample["__key__"])]] = text
+    files = {f"rlt_dist/{p.relative_to(source)}": p.read_bytes() for p in source.rglob("*.py")}
+    assert found == {name: text for name, text in files.items() if text}
 
 
 def test_plain_webdataset_reads_what_the_index_says(corpus: CorpusIndex) -> None:
@@ -65,35 +68,38 @@ def test_plain_webdataset_reads_what_the_index_says(corpus: CorpusIndex) -> None
         read = samples(corpus, name)
         listed = np.concatenate([shard.sidecar() for shard in split.shards])
         assert [len(sample["npy"]) for sample in read] == listed["tokens"].tolist()
-        assert [sample["json"]["bytes"] for sample in read] == listed["bytes"].tolist()
+        assert (listed["bytes"] == listed["tokens"] - 1).all()
         assert {sample["npy"].dtype for sample in read} == {np.dtype(np.uint16)}
         keys = [sample["__key__"] for sample in read]
         assert keys == sorted(set(keys))
-        for shard in split.shards:
-            with tarfile.open(shard.tar) as tar:
-                first = [member.offset for member in tar if member.name.endswith(".npy")]
-            assert shard.sidecar()["offset"].tolist() == first
+        read_plainly = [sample["npy"].tolist() for sample in read]
+        through_index = [
+            tokens.tolist()
+            for shard in split.shards
+            for tokens in shard.read(0, shard.entry.documents)
+        ]
+        assert through_index == read_plainly
 
 
-class WideTokenizer:
-    """More ids than 16 bits hold."""
-
-    vocabulary = 1 << 17
-    end_of_text = vocabulary - 1
-
-    def encode(self, text: bytes) -> np.ndarray:
-        return np.frombuffer(text, np.uint8).astype(np.int32) + (1 << 16)
-
-
-def test_a_large_vocabulary_takes_wider_numbers(tmp_path: Path) -> None:
-    placement = Placement({"train": 1.0}, shard_bytes=10)
-    with CorpusWriter(tmp_path, WideTokenizer(), placement) as writer:
-        assert writer.add(Document("it", b"ab")) == 3
-        writer.finish()
-    (sample,) = wds.WebDataset(str(tmp_path / "train-000000.tar"), shardshuffle=False).decode()
-    assert sample["npy"].dtype == np.uint32
-    assert sample["npy"].tolist() == [65536 + 97, 65536 + 98, (1 << 17) - 1]
-    assert sample["json"] == {"source": "it", "bytes": 2}
+def test_sources_count_empty_and_cut_documents_too(tmp_path: Path, bytes_tokenizer: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one,,three,four")
+    (tmp_path / "b.jsonl").write_text('{"text": "a long one"}\n{"text": "short"}\n')
+    options = InputOptions(separator=",", longest=6)
+    made = prepare_corpus(
+        [tmp_path / "a.txt", tmp_path / "b.jsonl"],
+        *(tmp_path / "out", bytes_tokenizer),
+        options=options,
+        shares={"train": 1.0},
+    ).corpus
+    sources = json.loads((tmp_path / "out" / "sources.json").read_bytes())
+    assert sources == [["a.txt", 4], ["b.jsonl", 3]]
+    found = {
+        int(sample["__key__"]): bytes(sample["npy"][:-1].tolist())
+        for sample in samples(made, "train")
+    }
+    assert sorted(found) == [0, 2, 3, 4, 5, 6]
+    assert (found[2], found[4] + found[5], found[6]) == (b"three", b"a long one", b"short")
+    assert (made.dropped["empty_documents"], made.dropped["cut_documents"]) == (1, 1)
 
 
 def test_same_input_gives_the_same_bytes(
@@ -101,45 +107,9 @@ def test_same_input_gives_the_same_bytes(
 ) -> None:
     one = prepare_corpus([texts], tmp_path / "one", bytes_tokenizer, shard_bytes=100).corpus
     two = prepare_corpus([texts], tmp_path / "two", bytes_tokenizer, shard_bytes=100).corpus
-    assert contents(one.folder) == contents(two.folder)
+    assert contents(Path(one.location)) == contents(Path(two.location))
     assert one.fingerprint == two.fingerprint
-    assert [path.name for path in one.folder.glob(".*")] == [".lock"]
-
-
-@pytest.mark.parametrize(
-    ("shares", "documents"),
-    [((0.9, 0.05, 0.05), 20), ((0.9, 0.05, 0.05), 1000), ((0.5, 0.3, 0.2), 77), ((1, 0, 0), 5)],
-)
-def test_shares_are_exact_at_every_length(shares: tuple[float, ...], documents: int) -> None:
-    names = ("train", "validation", "test")
-    placement = Placement(dict(zip(names, shares, strict=True)), shard_bytes=10)
-    for _ in range(documents):
-        placement.place(3)
-    for name, share in zip(names, shares, strict=True):
-        assert abs(placement.counts.get(name, 0) - share * documents) < 1
-    assert all(placement.counts.values())
-
-
-def test_shards_are_closed_when_they_are_full() -> None:
-    placement = Placement({"train": 1.0}, shard_bytes=10)
-    places = [placement.place(size) for size in (4, 6, 25, 9, 1, 1)]
-    assert [place.shard for place in places] == [0, 0, 1, 2, 2, 3]
-    assert [place.last for place in places] == [False, True, True, False, True, False]
-
-
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [
-        ({"train": 0.9, "test": 0.2}, "add up to 1"),
-        ({"train": 1.5, "test": -0.5}, "at least 0"),
-        ({"train": math.nan, "test": 0.1}, "must be numbers from 0 to 1"),
-        ({"train": math.inf, "test": 0.1}, "must be numbers from 0 to 1"),
-        ({"train": 0.0, "test": 1.0}, "leave something to train"),
-    ],
-)
-def test_impossible_shares_are_refused(shares: dict[str, float], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        Placement(shares, 10)
+    assert [path.name for path in Path(one.location).glob(".*")] == [".lock"]
 
 
 def test_an_empty_split_is_refused_and_leaves_nothing(
@@ -161,10 +131,13 @@ def test_a_finished_folder_is_left_alone(
     texts: Path, tmp_path: Path, bytes_tokenizer: Path
 ) -> None:
     first = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
-    times = {path: path.stat().st_mtime_ns for path in first.corpus.location.iterdir()}
+    folder = Path(first.corpus.location)
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     again = prepare_corpus([texts], tmp_path / "out", bytes_tokenizer)
     assert (first.already_finished, again.already_finished) == (False, True)
-    assert {path: path.stat().st_mtime_ns for path in first.corpus.location.iterdir()} == times
+    assert {
+        path: path.stat().st_mtime_ns for path in Path(first.corpus.location).iterdir()
+    } == times
 
 
 def _change(path: Path) -> None:
@@ -184,7 +157,7 @@ def _change(path: Path) -> None:
             "there were 0 linked folders, now 1",
         ),
         (lambda _: None, {"shard_bytes": 99}, "shard_bytes was 8388608, now 99"),
-        (lambda _: None, {"source": SourceOptions(separator="x")}, "separator was None, now 'x'"),
+        (lambda _: None, {"options": InputOptions(separator="x")}, "separator was None, now 'x'"),
     ],
 )
 def test_another_request_is_refused_by_name(
@@ -202,7 +175,7 @@ def test_another_request_is_refused_by_name(
         prepare_corpus([texts], out, bytes_tokenizer, **options)
     fresh = prepare_corpus([texts], tmp_path / "fresh", bytes_tokenizer, **options).corpus
     over = prepare_corpus([texts], out, bytes_tokenizer, overwrite=True, **options).corpus
-    assert contents(over.folder) == contents(fresh.folder)
+    assert contents(Path(over.location)) == contents(Path(fresh.location))
 
 
 def test_another_tokenizer_is_refused(texts: Path, tmp_path: Path, bytes_tokenizer: Path) -> None:
@@ -234,7 +207,7 @@ def test_a_folder_that_holds_something_else_is_refused(
     ("options", "words"),
     [
         ({"shard_bytes": 0}, "shard size is 0 bytes"),
-        ({"source": SourceOptions(separator="")}, "separator is empty"),
+        ({"options": InputOptions(separator="")}, "separator is empty"),
     ],
 )
 def test_impossible_options_are_refused(
@@ -303,27 +276,27 @@ def test_a_full_disk_is_one_error_and_the_next_start_goes_on(
     out = tmp_path / "out"
     whole = prepare_corpus([texts], tmp_path / "whole", bytes_tokenizer, shard_bytes=100).corpus
     with monkeypatch.context() as patch:
-        patch.setattr(tarfile.TarFile, "addfile", _fail_after(60, tarfile.TarFile.addfile))
+        patch.setattr(writer, "tar_members", _fail_after(2, writer.tar_members))
         with pytest.raises(UserError, match="out: the disk is full; free some space and run"):
             prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
     assert [path.name for path in out.glob(".*")] == [".lock"]
     finished = {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}
     assert finished
     prepare_corpus([texts], out, bytes_tokenizer, shard_bytes=100)
-    assert contents(out) == contents(whole.folder)
+    assert contents(out) == contents(Path(whole.location))
     assert finished.items() <= {p: p.stat().st_mtime_ns for p in out.glob("*.tar")}.items()
 
 
 def _fail_after(calls: int, real: Callable) -> Callable:
     left = [calls]
 
-    def addfile(*arguments: object) -> None:
+    def members(*arguments: object) -> object:
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(*arguments)
+        return real(*arguments)
 
-    return addfile
+    return members
 
 
 def test_fingerprint_covers_what_decides_the_tokens(
@@ -334,5 +307,10 @@ def test_fingerprint_covers_what_decides_the_tokens(
     hidden = prepare_corpus([texts], tmp_path / "b", bytes_tokenizer).corpus
     (texts / "00").write_bytes(b"Text 0\r\n\xff")
     other = prepare_corpus([texts], tmp_path / "c", bytes_tokenizer).corpus
-    assert hidden.dropped == {"hidden_files": 1, "empty_documents": 0, "linked_folders": 0}
+    assert hidden.dropped == {
+        "hidden_files": 1,
+        "empty_documents": 0,
+        "linked_folders": 0,
+        "cut_documents": 0,
+    }
     assert first.fingerprint == hidden.fingerprint != other.fingerprint

@@ -9,14 +9,15 @@ import pytest
 
 from rlt_dist.data.prepare.prepare import prepare_corpus
 
-# Counts documents, and the moments before and after every rename, and dies at the one asked for.
+# Counts what the bar is told, and the moments before and after every rename; dies at the one asked
+# for.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from rlt_dist.data.prepare.prepare import prepare_corpus
 
 inputs, output, tokenizer, kind, die_at = sys.argv[1:]
-moments = {"rename": 0, "document": 0}
+moments = {"rename": 0, "bar": 0}
 
 def moment(name):
     moments[name] += 1
@@ -31,7 +32,7 @@ def replace(*paths):
 
 os.replace = replace
 prepare_corpus([Path(inputs)], Path(output), Path(tokenizer), shard_bytes=1500,
-               watch=lambda _: moment("document"))
+               watch=lambda _: moment("bar"))
 """
 
 
@@ -71,11 +72,13 @@ def start(texts: Path, output: Path, recipe: Path, kind: str, die_at: int) -> in
     ("kind", "die_at"),
     [
         ("rename", 1),  # nothing but a temporary request
-        ("rename", 3),  # the tokenizer is trained, not saved
-        ("rename", 6),  # the first tar is in place, its sidecar is not
-        ("rename", 9),  # the first shard is whole, its progress is not written
-        ("document", 20),  # in the tokenizer's pass
-        ("document", 90),  # in the midst of shards
+        ("rename", 3),  # the survey's records are written, not in place
+        ("rename", 5),  # the survey's summary is missing
+        ("rename", 7),  # the tokenizer is trained, not saved
+        ("rename", 10),  # the first tar is in place, its sidecar is not
+        ("rename", 13),  # the first shard is whole, its record is not written
+        ("rename", 24),  # in the midst of shards
+        ("bar", 10),  # in the tokenizer's pass
     ],
 )
 def test_killed_once_and_started_again(
@@ -97,7 +100,8 @@ def test_killed_again_and_again(
         assert deaths < 20
         for name in kept:
             assert (output / name).stat().st_mtime_ns == kept[name]
-        finished = [path.stem for path in (output / "progress").glob("[!.]*.json")]
-        kept = {f"{name}.tar": (output / f"{name}.tar").stat().st_mtime_ns for name in finished}
+        tars = output.glob("*.tar")
+        finished = [tar for tar in tars if (output / "progress" / f"{tar.stem}.json").exists()]
+        kept = {tar.name: tar.stat().st_mtime_ns for tar in finished}
     assert deaths >= 2
     assert contents(output) == whole

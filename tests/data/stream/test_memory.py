@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory, bytes_tokenizer: Path) -> Co
         [folder / "text"],
         folder / "out",
         bytes_tokenizer,
-        source=InputOptions(separator="\n"),
+        options=InputOptions(separator="\n"),
         shares={"train": 1.0},
         shard_bytes=MEBIBYTE // 4,
     ).corpus

@@ -16,11 +16,11 @@ from rlt_dist.config.load import load_typed
 from rlt_dist.data.tokenizers.raw_bytes import BytesTokenizer
 from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.round_trip import HARD_TEXTS, check_round_trip
-from rlt_dist.data.tokenizers.sample import PASSAGE_BYTES, passages, sample
+from rlt_dist.data.tokenizers.sample import PASSAGE_BYTES, draw, read_passages
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from rlt_dist.util.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECIPES = {
     "bpe": Recipe(kind="bpe", vocabulary=500),
     "unigram": Recipe(kind="unigram", vocabulary=500),
@@ -62,6 +62,30 @@ def test_hard_text_round_trips(tokenizers: dict[str, Tokenizer], kind: str, text
 @given(text=st.binary() | st.text().map(str.encode))
 def test_any_bytes_round_trip(tokenizers: dict[str, Tokenizer], kind: str, text: bytes) -> None:
     assert_round_trip(tokenizers[kind], text)
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+@settings(max_examples=40, deadline=None)
+@given(
+    texts=st.lists(
+        st.sampled_from(HARD_TEXTS)
+        | st.binary()
+        | st.text().map(str.encode)
+        | st.sampled_from([b"many words " * 999, "文".encode() * 30_000, b"\xe2\x96" * 3000]),
+        max_size=8,
+    )
+)
+def test_many_texts_are_encoded_as_one_by_one(
+    tokenizers: dict[str, Tokenizer], kind: str, texts: list[bytes]
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids, lengths = tokenizer.encode_many(texts)
+    assert (ids.dtype, lengths.dtype) == (np.int32, np.int64)
+    parts = np.split(ids, np.cumsum(lengths))
+    assert [part.tolist() for part in parts] == [
+        *(tokenizer.encode(text).tolist() for text in texts),
+        [],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -161,7 +185,7 @@ def test_training_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 # Refusals
 
 
-@pytest.mark.parametrize("kind", RECIPES)
+@pytest.mark.parametrize("kind", LEARNED)
 @pytest.mark.parametrize("texts", [[], [b"", b""]])
 def test_an_empty_corpus_is_refused(kind: str, texts: list[bytes]) -> None:
     with pytest.raises(UserError, match="corpus is empty"):
@@ -308,18 +332,31 @@ def test_recipes_that_contradict_themselves(tmp_path: Path, lines: str, message:
 # The training sample
 
 
+def sample(texts: Sequence[bytes], limit: int, parts: int = 1) -> list[bytes]:
+    """The sample of `texts`, whose sizes come in so many parts."""
+    sizes = np.array([len(text) for text in texts])
+    places = np.array_split(np.arange(len(texts)), parts)
+    drawn = draw(((place, sizes[place]) for place in places), limit)
+    assert drawn["bytes"].sum() <= limit
+    chosen = [texts[document] for document in np.unique(drawn["document"])]
+    return list(read_passages(drawn, chosen))
+
+
 def test_the_sample_is_bounded_spread_and_repeatable() -> None:
     texts = [bytes([value]) * 1000 for value in range(200)]
-    chosen = sample(iter(texts), 50_000)
+    chosen = sample(texts, 50_000)
     assert sum(map(len, chosen)) == 50_000
-    assert chosen == sample(texts, 50_000) == sorted(chosen)
+    assert chosen == sample(texts, 50_000, parts=7) == sorted(chosen)
     assert 10 < sum(text < texts[100] for text in chosen) < 40
     assert sample(texts, 1 << 20) == texts
 
 
-@pytest.mark.parametrize("unit", [b"word ", b"line\n", b"x"])
-def test_passages_are_bounded_and_together_the_text(unit: bytes) -> None:
-    text = unit * (3 * PASSAGE_BYTES // len(unit) + 7)
-    parts = list(passages([text]))
-    assert b"".join(parts) == text
-    assert max(map(len, parts)) <= PASSAGE_BYTES
+def test_long_texts_are_sampled_in_passages_of_their_own() -> None:
+    long = random.Random(0).randbytes(20 * PASSAGE_BYTES + 7)
+    texts = [b"first", long, b"last"]
+    assert sample(texts, 1 << 30) == texts
+    chosen = sample(texts, 5 * PASSAGE_BYTES)
+    assert 4 * PASSAGE_BYTES <= sum(map(len, chosen)) <= 5 * PASSAGE_BYTES
+    places = [long.index(passage) for passage in chosen if passage not in (b"first", b"last")]
+    assert len(places) > 1
+    assert {place % PASSAGE_BYTES for place in places} == {0}

@@ -1,0 +1,102 @@
+"""Documents as the bytes of a tar: many members at once, exactly as tarfile and NumPy write them.
+
+tarfile takes 30 microseconds a member, as long as tokenising a dictionary's entry. Here a batch's
+headers are tables of digits, filled in column by column, and its tokens are put in place by one
+assignment.
+"""
+
+import io
+import tarfile
+from zlib import crc32
+
+import numpy as np
+
+from rlt_dist.data.corpus.shard import DOCUMENT, NPY_HEADER, TAR_HEADER
+
+KEY_DIGITS = 10
+TAR_END = 2 * tarfile.BLOCKSIZE
+"""Bytes of zeros that end a tar, which is then filled up to whole records."""
+
+_BLOCK = tarfile.BLOCKSIZE
+# Where a USTAR header keeps its octal numbers (POSIX.1-1988).
+_SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)
+
+
+def tar_members(
+    ordinals: np.ndarray, ids: np.ndarray, lengths: np.ndarray, end_of_text: int, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """Members `ORDINAL.npy` for some documents, one after another.
+
+    Args:
+        ordinals: int64 [n].
+        ids: all documents' tokens without end-of-text, int32 [sum of lengths].
+        lengths: of each document, int64 [n].
+        dtype: of the tokens in the tar.
+
+    Returns:
+        The members' bytes, uint8, a multiple of 512; and the documents' `DOCUMENT` [n], with
+        offsets from the first member's header and without their bytes of text.
+    """
+    documents = np.zeros(len(ordinals), DOCUMENT)
+    documents["tokens"] = lengths + 1
+    sizes = NPY_HEADER + documents["tokens"] * dtype.itemsize
+    blocks = 1 + -(-sizes // _BLOCK)
+    first = np.cumsum(blocks) - blocks
+    documents["offset"] = first * _BLOCK
+    content = np.zeros(int(blocks.sum()) * _BLOCK, np.uint8)
+    table = content.reshape(-1, _BLOCK)
+    table[first] = _tar_headers(ordinals, sizes)
+    table[first + 1, :NPY_HEADER] = _npy_headers(documents["tokens"], dtype)
+    tokens = content.view(dtype)
+    begins = (documents["offset"] + TAR_HEADER + NPY_HEADER) // dtype.itemsize
+    tokens[np.arange(len(ids)) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)] = ids
+    tokens[begins + lengths] = end_of_text
+    documents["checksum"] = [
+        crc32(tokens.data[begin:end])
+        for begin, end in zip(begins.tolist(), (begins + lengths + 1).tolist(), strict=True)
+    ]
+    return content, documents
+
+
+def tar_end(size: int) -> bytes:
+    """What is written after `size` bytes of members."""
+    return bytes(TAR_END + -(size + TAR_END) % tarfile.RECORDSIZE)
+
+
+def _tar_headers(ordinals: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """USTAR headers with TarInfo's own defaults (no time, no owner): uint8 [n, 512]."""
+    name = tarfile.TarInfo("0" * KEY_DIGITS + ".npy")
+    blank = np.frombuffer(name.tobuf(tarfile.USTAR_FORMAT), np.uint8).copy()
+    blank[_CHECKSUM] = ord(" ")
+    headers = np.empty((len(ordinals), TAR_HEADER), np.uint8)
+    headers[:] = blank
+    key, size = _digits(ordinals, KEY_DIGITS, 10), _digits(sizes, 11, 8)
+    headers[:, :KEY_DIGITS] = key
+    headers[:, _SIZE] = size
+    # The sum of all bytes, with spaces for the sum itself; `blank` has a zero for every digit.
+    zeros = (key.shape[1] + size.shape[1]) * ord("0")
+    sums = int(blank.sum()) - zeros + key.sum(axis=1) + size.sum(axis=1)
+    headers[:, 148:154] = _digits(sums, 6, 8)
+    headers[:, 154] = 0
+    return headers
+
+
+def _npy_headers(tokens: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Headers of one-dimensional arrays: uint8 [n, 128]."""
+    headers = np.empty((len(tokens), NPY_HEADER), np.uint8)
+    digits = np.char.str_len(tokens.astype(str))
+    for count in np.unique(digits).tolist():
+        stream = io.BytesIO()
+        about = {"descr": dtype.str, "fortran_order": False, "shape": (10 ** (count - 1),)}
+        np.lib.format.write_array_header_1_0(stream, about)
+        place = stream.getvalue().index(b"(") + 1
+        rows = np.flatnonzero(digits == count)
+        headers[rows] = np.frombuffer(stream.getvalue(), np.uint8)
+        headers[rows, place : place + count] = _digits(tokens[rows], count, 10)
+    return headers
+
+
+def _digits(values: np.ndarray, count: int, base: int) -> np.ndarray:
+    """Numbers as ASCII digits with leading zeros: uint8 [n, count]."""
+    powers = base ** np.arange(count - 1, -1, -1)
+    return (values[:, None] // powers % base + ord("0")).astype(np.uint8)
