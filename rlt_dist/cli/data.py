@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from rlt_dist.data.corpus.index import CorpusIndex, SplitIndex
-    from rlt_dist.data.prepare.prepare import Standing, Watch
     from rlt_dist.data.prepare.workers import Workers
+    from rlt_dist.data.standing import Standing, Watch
 
 data_app = typer.Typer(
     help="Raw text to tokens in shards: prepare a corpus, look into one, verify one.",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rlt_dist.config.data import DataConfig
     from rlt_dist.data.corpus.index import SplitIndex
+    from rlt_dist.data.corpus.sources import Sources
     from rlt_dist.data.stream.lanes import Cursor
     from rlt_dist.data.stream.reading import Reading
     from rlt_dist.data.tokenizers.tokenizer import Tokenizer
@@ -49,6 +50,10 @@ def cat(
         Path | None, typer.Option(help="A run folder: its corpora, lanes, seed and cursors.")
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids instead of text.")] = False,
+    where: Annotated[
+        bool,
+        typer.Option("--where", help="Name each document's source before it, on standard error."),
+    ] = False,
 ) -> None:
     """Show documents, or what a lane reads from any cursor on.
 
@@ -63,15 +68,19 @@ def cat(
     `rlt-dist data cat --run runs/rlt --lane 3`
     """
     from rlt_dist.data.corpus.index import load_corpus
+    from rlt_dist.data.corpus.sources import read_sources
     from rlt_dist.data.stream.corpora import open_corpora
 
     if (corpus is None) == (run is None):
         raise UserError("give a corpus, or a run folder with --run")
+    if where and lane is not None:
+        raise UserError("--where names documents; leave out --lane")
     if lane is None:
         if run is not None or cursor or lanes is not None:
             raise UserError("give the lane to show with --lane")
         index = load_corpus(corpus or "")
-        _write(_documents(index.split(split), document, documents), index.tokenizer, ids)
+        names = read_sources(index.storage) if where else None
+        _write(_documents(index.split(split), document, documents, names), index.tokenizer, ids)
         return
     data, seed = _data_of(corpus, run, lanes, seed)
     if lane >= data.lanes:
@@ -84,7 +93,9 @@ def cat(
     _write(_stream(reading, lane, places, tokens), corpora.tokenizer, ids)
 
 
-def _documents(split: "SplitIndex", first: int, count: int) -> "Iterator[np.ndarray]":
+def _documents(
+    split: "SplitIndex", first: int, count: int, names: "Sources | None"
+) -> "Iterator[np.ndarray]":
     """Documents `first` to `first + count` of a split, in the shards' order."""
     if first >= split.documents:
         raise UserError(
@@ -95,7 +106,10 @@ def _documents(split: "SplitIndex", first: int, count: int) -> "Iterator[np.ndar
         size = shard.entry.documents
         last = min(first + count, size)
         if first < last:
-            yield from shard.read(first, last)
+            for number, tokens in enumerate(shard.read(first, last), first):
+                if names is not None:
+                    print(names.name(shard.ordinal(number)), file=sys.stderr, flush=True)
+                yield tokens
             count -= last - first
         first = max(0, first - size)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rlt_dist.data.corpus.index import load_corpus
+from rlt_dist.data.corpus.sources import Sources
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -67,6 +68,17 @@ def test_documents_are_written_as_they_are(
         text + b"<|endoftext|>\n" for text in texts_of(small_corpus)[first : first + count]
     )
     assert shown == (0, expected.decode(), "")
+
+
+def test_documents_are_named_by_their_source(command: Command, small_corpus: Path) -> None:
+    _, _, told = command("data", "cat", small_corpus, "--documents", 99, "--where")
+    named = [(small_corpus.parent / name).read_bytes() for name in told.splitlines()]
+    assert named == texts_of(small_corpus)[:99]
+
+
+def test_several_documents_of_an_input_are_numbered() -> None:
+    sources = Sources([("a", 1), ("b", 3), ("c", 0), ("d", 2)])
+    assert [sources.name(n) for n in range(6)] == ["a", "b#1", "b#2", "b#3", "d#1", "d#2"]
 
 
 def test_ids_are_one_document_a_line(command: Command, small_corpus: Path) -> None:

@@ -38,7 +38,6 @@ from rlt_dist.util.files import write_atomic
 FORMAT = 2
 INDEX_NAME = "index.json"
 TOKENIZER_NAME = "tokenizer.json"
-SOURCES_NAME = "sources.json"
 SPLITS = ("train", "validation", "test")
 _SHORT = 1 << 16
 
@@ -134,11 +133,6 @@ def write_index(
         "dropped": dict(dropped),
     }
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
-
-
-def write_sources(folder: Path, sources: Sequence[tuple[str, int]]) -> None:
-    """Write sources.json: each input's name and its number of documents, in order."""
-    write_atomic(folder / SOURCES_NAME, json.dumps(sources) + "\n")
 
 
 def load_corpus(

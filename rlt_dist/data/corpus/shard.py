@@ -151,6 +151,21 @@ class Shard:
                 f"{self.address}: cannot be read ({error.strerror}); {REPAIR}"
             ) from error
 
+    def ordinal(self, document: int) -> int:
+        """The place of its document `document` among all documents of all inputs (sources.py).
+
+        Raises:
+            BadShard: the shard is missing or damaged.
+        """
+        try:
+            with open_file(self.storage, *self.entry.files[0]) as handle:
+                handle.seek(int(self.sidecar()["offset"][document]))
+                return int(handle.read(TAR_HEADER).partition(b".npy")[0])
+        except (OSError, ValueError):
+            raise BadShard(
+                f"{self.address}: is damaged, document {document} has no number; {REPAIR}"
+            ) from None
+
     def _checked(self, content: memoryview, document: int, checksum: int) -> np.ndarray:
         if crc32(content) != checksum:
             raise BadShard(

@@ -10,7 +10,7 @@ import numpy as np
 from rlt_dist.data.corpus.index import read_content, read_tokenizer, shard_of
 from rlt_dist.data.corpus.shard import Shard
 from rlt_dist.data.corpus.storage import REPAIR, Storage, open_file
-from rlt_dist.data.prepare.prepare import Standing, Watch
+from rlt_dist.data.standing import Standing, Watch
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.errors import UserError
 

@@ -11,7 +11,7 @@ for byte, whatever the number of workers.
 """
 
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,9 @@ from rlt_dist.data.corpus.index import (
     CorpusIndex,
     load_corpus,
     write_index,
-    write_sources,
 )
 from rlt_dist.data.corpus.shard import ShardEntry
+from rlt_dist.data.corpus.sources import write_sources
 from rlt_dist.data.prepare.inputs import InputOptions, Listing, list_inputs
 from rlt_dist.data.prepare.members import KEY_DIGITS
 from rlt_dist.data.prepare.placement import Plan, Turns, documents_by_split, place
@@ -45,6 +45,7 @@ from rlt_dist.data.prepare.request import (
 from rlt_dist.data.prepare.survey import Survey, survey_unit, units_of
 from rlt_dist.data.prepare.workers import Workers, local_workers
 from rlt_dist.data.prepare.writer import PROGRESS_NAME, Writing, committed, write_shard
+from rlt_dist.data.standing import Standing, Watch
 from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.sample import draw, read_passages
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
@@ -59,20 +60,6 @@ _NO_PLACE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),
     *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP),
 )
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a stage has come; `tokens` counts those written by this start."""
-
-    stage: str
-    bytes_read: int
-    bytes_total: int
-    documents: int
-    tokens: int
-
-
-Watch = Callable[[Standing], None]
 
 
 @dataclass(frozen=True)

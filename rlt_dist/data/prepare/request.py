@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlt_dist.config.load import load_typed
-from rlt_dist.data.corpus.index import INDEX_NAME, SOURCES_NAME, SPLITS, TOKENIZER_NAME
+from rlt_dist.data.corpus.index import INDEX_NAME, SPLITS, TOKENIZER_NAME
+from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.prepare.inputs import InputOptions, Listing
 from rlt_dist.data.prepare.writer import PROGRESS_NAME
 from rlt_dist.data.tokenizers.recipe import Recipe
