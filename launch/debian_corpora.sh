@@ -23,7 +23,7 @@ fi
 
 show rlt-dist data prepare --input "$raw/gcide.txt.gz" --separator $'\n\n' \
   --output runs/debian/gcide --tokenizer tokenizer/bpe.yaml
-show rlt-dist data prepare --input "$raw/linux" --pattern '*.gz' \
+show rlt-dist data prepare --input "$raw/linux" --pattern '*.gz' --exclude images \
   --output runs/debian/linux --tokenizer runs/debian/gcide/tokenizer.json
 show rlt-dist data stats runs/debian/gcide --split train
 show rlt-dist data stats runs/debian/linux --split train
