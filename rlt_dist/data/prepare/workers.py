@@ -88,7 +88,7 @@ def mpi_workers() -> Iterator[Workers | None]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
-    except ImportError:
+    except (ImportError, RuntimeError):  # RuntimeError: mpi4py finds no library
         raise UserError("--mpi needs mpi4py and an MPI library: pip install '.[mpi]'") from None
     world = MPI.COMM_WORLD
     if world.size == 1:
