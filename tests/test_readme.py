@@ -13,6 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = ("README.md", "slurm/README.md")
+PROGRAMS = ("rlt-dist", "launch/torchrun.sh", "launch/prepare_mpi.sh")
 
 
 def shown_commands() -> list[str]:
@@ -72,10 +73,13 @@ def free_port() -> int:
 def as_a_job(command: str) -> str:
     """An sbatch line as the same job run here, on one node, without a cluster."""
     script, *arguments = shlex.split(command[command.index("slurm/") :])
+    several = "mpirun -n 3" if script == "slurm/prepare.sbatch" else ""
+    steps = "train.steps=20" if script == "slurm/train.sbatch" else ""
     return (
-        'srun() { shift; "$@"; }; exec() { "$@"; }; export -f srun exec; '
+        f'srun() {{ while [[ $1 == -* ]]; do shift; done; {several} "$@"; }}; '
+        'exec() { "$@"; }; export -f srun exec; '
         'SLURM_SUBMIT_DIR="$PWD" SLURM_JOB_ID=1 SLURM_JOB_NUM_NODES=1 MASTER_ADDR=127.0.0.1 '
-        f"MASTER_PORT={free_port()} bash {script} {shlex.join(arguments)} train.steps=20"
+        f"MASTER_PORT={free_port()} bash {script} {shlex.join(arguments)} {steps}"
     )
 
 
@@ -91,7 +95,7 @@ def test_every_command_works_as_shown_one_after_the_other(clone: Path) -> None:
         elif program == "sbatch":
             run(clone, as_a_job(command))
         else:
-            assert program in ("rlt-dist", "launch/torchrun.sh"), f"no test runs {command}"
+            assert program in PROGRAMS, f"no test runs {command}"
             run(clone, command)
 
 
