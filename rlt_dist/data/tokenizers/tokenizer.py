@@ -93,7 +93,7 @@ def _read_content(text: bytes, path: str) -> dict[str, Any]:
     foreign = UserError(f"{path}: is not a tokenizer file; give the path of a saved tokenizer")
     try:
         content = json.loads(text)
-    except ValueError:  # not JSON, or not even text
+    except (ValueError, RecursionError):  # not JSON, or not even text
         raise foreign from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise foreign

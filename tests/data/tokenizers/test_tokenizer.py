@@ -265,7 +265,7 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(UserError, match="no such file"):
         load_tokenizer(path)
-    for foreign in (b"", b"\xff\0", b"[1]", b'{"kind": "bpe"}'):
+    for foreign in (b"", b"\xff\0", b"[1]", b'{"kind": "bpe"}', b"[" * 100_000):
         path.write_bytes(foreign)
         with pytest.raises(UserError, match="not a tokenizer file"):
             load_tokenizer(path)
