@@ -11,7 +11,7 @@ import json
 import lzma
 import os.path
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from typing import Any
 
@@ -21,8 +21,8 @@ from rlt_dist.data.prepare.inputs import InputFile, InputOptions, opened
 from rlt_dist.util.errors import UserError
 
 _BLOCK = 1 << 18
-_ZSTD_BLOCK = 1 << 12
-"""Compressed bytes taken at once: they may stand for 32,768 times as many."""
+_FRAMES_BLOCK = 1 << 12
+"""Compressed bytes taken at once: to zstandard they may stand for 32,768 times as many."""
 _ZSTD_WINDOW = 1 << 31
 _BINARY_PROBE = 8 << 10
 _LONGEST_LINE = 1 << 28
@@ -101,8 +101,9 @@ def _unpacked(file: InputFile, handle: FileIO) -> Iterator[bytes]:
 
 
 def _damaged(file: InputFile, error: Exception) -> UserError:
+    what = " ".join(str(error).split())  # Arrow's words may take several lines
     return UserError(
-        f"{file.path}: is damaged or cut short ({error}); fetch it again or leave it out with "
+        f"{file.path}: is damaged or cut short ({what}); fetch it again or leave it out with "
         f"--exclude"
     )
 
@@ -113,26 +114,30 @@ def _ungzip(handle: FileIO) -> Iterator[bytes]:
 
 
 def _unxz(handle: FileIO) -> Iterator[bytes]:
-    with lzma.LZMAFile(handle) as streams:
-        yield from _blocks(streams)
+    """The module's own reader leaves out all that follows a stream and does not begin another."""
+    return _frames(handle, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=b"\0")
 
 
 def _unzstd(handle: FileIO) -> Iterator[bytes]:
-    """All frames of a file. The module's own reader takes a frame that is cut short for whole."""
+    """The module's own reader takes a frame that is cut short for whole."""
     context = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-    frame = context.decompressobj()
-    begun = False
-    while block := handle.read(_ZSTD_BLOCK):
-        while block:
+    return _frames(handle, context.decompressobj, padding=b"")
+
+
+def _frames(handle: FileIO, new_frame: Callable[[], Any], padding: bytes) -> Iterator[bytes]:
+    """The content of every frame of a file; bytes of `padding` may stand between them."""
+    frame, whole = new_frame(), False
+    while block := handle.read(_FRAMES_BLOCK):
+        while block := block.lstrip(padding) if whole else block:
             yield frame.decompress(block)
-            block, begun = frame.unused_data, not frame.eof
-            if frame.eof:
-                frame = context.decompressobj()
-    if begun:
+            block, whole = frame.unused_data, frame.eof
+            if whole:
+                frame = new_frame()
+    if not whole:
         raise EOFError("its last frame has no end")
 
 
-def _blocks(handle: FileIO | gzip.GzipFile | lzma.LZMAFile) -> Iterator[bytes]:
+def _blocks(handle: FileIO | gzip.GzipFile) -> Iterator[bytes]:
     while block := handle.read(_BLOCK):
         yield block
 
@@ -267,6 +272,10 @@ def _check_column(file: InputFile, table: Any, field: str) -> int:
     from pyarrow import types
 
     schema = table.schema_arrow
+    if schema.names.count(field) > 1:
+        raise UserError(
+            f"{file.path}: has several columns {field!r}; name another with --text-field"
+        )
     if field not in schema.names:
         known = ", ".join(map(repr, schema.names)) or "none"
         raise UserError(

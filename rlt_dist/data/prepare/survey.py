@@ -11,6 +11,7 @@ so that from then on every document, whatever its input, is some bytes of a plai
 """
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -233,7 +234,7 @@ def _unpack(file: InputFile, options: InputOptions, own: BinaryIO) -> Iterator[S
 
 
 def _find_in(blocks: Iterable[bytes], options: InputOptions) -> Iterator[Spans]:
-    separator = None if options.separator is None else options.separator.encode()
+    separator = None if options.separator is None else os.fsencode(options.separator)
     return find_documents(blocks, separator, options.longest)
 
 

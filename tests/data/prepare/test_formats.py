@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,8 @@ def test_text_is_one_document_or_cut_at_the_separator(
     path = write(tmp_path, f"some.txt{compression}", TEXT)
     assert read_all(path) == [TEXT]
     assert read_all(path, separator="%\n") == [b"one\r\n", b" two\xff", b"", b"end"]
+    not_utf8 = os.fsdecode(b"\xff%")  # as the shell gives it
+    assert read_all(path, separator=not_utf8) == [b"one\r\n%\n two", b"\n%\nend"]
 
 
 @pytest.mark.parametrize("compression", COMPRESS)
@@ -105,9 +108,17 @@ def test_every_member_stream_and_frame_of_an_archive_is_read(
         path = tmp_path / f"many{suffix}"
         path.write_bytes(b"".join(map(COMPRESS[suffix], parts)))
         assert read_all(path) == [b"".join(parts)]
+    path = tmp_path / "padded.xz"
+    path.write_bytes(bytes(4).join(map(lzma.compress, parts)) + bytes(8))
+    assert read_all(path) == [b"".join(parts)]
+    path = tmp_path / "skipped.zst"
     skipped = b"\x50\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"any"
     path.write_bytes(skipped + zstandard.compress(b"text") + skipped)
     assert read_all(path) == [b"text"]
+
+
+def flip_first(content: bytes) -> bytes:
+    return bytes([content[0] ^ 1]) + content[1:]
 
 
 @pytest.mark.parametrize("suffix", PACKED)
@@ -125,6 +136,9 @@ def test_an_archive_cut_short_or_damaged_is_refused(
     for content in (
         *(whole[:size] for size in (0, 1, 10, len(whole) // 2, len(whole) - 1)),
         whole + whole[: len(whole) // 2],
+        whole + flip_first(whole),
+        whole + b"more",
+        bytes(1000),
         b"no archive at all, but text",
         bytes(flipped),
     ):
@@ -206,9 +220,11 @@ def test_parquet_of_bytes_keeps_them(tmp_path: Path, read_all: ReadAll) -> None:
 def test_bad_parquet_is_named(tmp_path: Path, read_all: ReadAll, suffix: str) -> None:
     path = tmp_path / f"bad.{suffix}"
     whole = write_parquet(tmp_path, ["text" * 1000, "more"]).read_bytes()
-    for content in (b"", b"garbage", whole[:-9], whole[: len(whole) // 2], whole[:4] + whole[60:]):
+    size = int.from_bytes(whole[-8:-4], "little")
+    footless = whole[: -8 - size] + b"\xff" * size + whole[-8:]  # Arrow says several lines
+    for content in (b"", b"garbage", whole[:-9], whole[:90], whole[:4] + whole[60:], footless):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"bad.{suffix}: is damaged or cut short"):
+        with pytest.raises(UserError, match=rf"bad.{suffix}: is damaged or cut short \(.+; fetch"):
             read_all(path)
 
 
@@ -219,6 +235,10 @@ def test_a_parquet_column_that_holds_no_text_is_named(tmp_path: Path, read_all: 
         read_all(path, text_field="body")
     with pytest.raises(UserError, match=r"some.parquet: column 'id' holds int64, no text"):
         read_all(path, text_field="id")
+    twice = arrow.Table.from_arrays([arrow.array(["a"]), arrow.array(["b"])], ["text", "text"])
+    parquet.write_table(twice, path)
+    with pytest.raises(UserError, match=r"some.parquet: has several columns 'text'; name another"):
+        read_all(path)
 
 
 def test_parquet_without_pyarrow_says_what_to_install(
