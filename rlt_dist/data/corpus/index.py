@@ -2,7 +2,8 @@
 
 Layout of a corpus folder:
 
-    index.json            format, tokenizer, and for each split its shards with sizes and hashes
+    index.json            format, tokenizer, for each split its shards with sizes and hashes, the
+                          hash of sources.json, and one over all of this
     tokenizer.json        the tokenizer that made the tokens
     train-000000.tar      a shard (see shard.py): whole documents, one a sample
     train-000000.npy      its sidecar: where each document begins, and its checksum
@@ -24,6 +25,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from rlt_dist.data.corpus.shard import Positive, Shard, ShardEntry
+from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.corpus.storage import (
     DEFAULT_OPTIONS,
     REPAIR,
@@ -31,9 +33,10 @@ from rlt_dist.data.corpus.storage import (
     Storage,
     open_storage,
 )
+from rlt_dist.data.tokenizers.base import content_hash
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, parse_tokenizer
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import write_atomic
+from rlt_dist.util.files import sha256_file, write_atomic
 
 FORMAT = 2
 INDEX_NAME = "index.json"
@@ -57,6 +60,8 @@ class Content(BaseModel):
     tokenizer: About
     splits: dict[str, Annotated[list[ShardEntry], Field(min_length=1)]] = Field(min_length=1)
     dropped: dict[str, int]
+    sources_sha256: str
+    hash: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +125,7 @@ def write_index(
     splits: Mapping[str, Sequence[ShardEntry]],
     dropped: Mapping[str, int],
 ) -> None:
-    """Write index.json, which makes the corpus whole.
+    """Write index.json, which makes the corpus whole: all its other files lie there.
 
     Args:
         tokenizer: `hash`, `vocabulary` and `end_of_text`.
@@ -131,7 +136,9 @@ def write_index(
         "tokenizer": dict(tokenizer),
         "splits": {name: [asdict(entry) for entry in entries] for name, entries in splits.items()},
         "dropped": dict(dropped),
+        "sources_sha256": sha256_file(folder / SOURCES_NAME),
     }
+    content["hash"] = content_hash(content)
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
 
 
@@ -194,11 +201,14 @@ def read_content(storage: Storage) -> Content:
             f"prepare the corpus again with --overwrite"
         )
     try:
-        return Content.model_validate_json(text, strict=True)
+        valid = Content.model_validate_json(text, strict=True)
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(map(str, problem["loc"]))
         raise UserError(f"{path}: is damaged ({place}: {problem['msg']}); {REPAIR}") from None
+    if content_hash(content) != valid.hash:
+        raise UserError(f"{path}: is damaged, its hash does not match; {REPAIR}")
+    return valid
 
 
 def read_tokenizer(storage: Storage, about: About) -> Tokenizer:
@@ -239,6 +249,6 @@ def read_entry(values: Mapping[str, Any]) -> ShardEntry:
 
 
 def _fingerprint(content: Content) -> str:
-    decisive = content.model_dump(exclude={"dropped"})
+    decisive = content.model_dump(exclude={"dropped", "sources_sha256", "hash"})
     canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

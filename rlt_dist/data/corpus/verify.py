@@ -2,13 +2,14 @@
 
 import tarfile
 from collections.abc import Iterator
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from io import BytesIO
 
 import numpy as np
 
 from rlt_dist.data.corpus.index import read_content, read_tokenizer, shard_of
 from rlt_dist.data.corpus.shard import Shard
+from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.corpus.storage import REPAIR, Storage, open_file
 from rlt_dist.data.standing import Standing, Watch
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
@@ -24,10 +25,13 @@ def verify_corpus(storage: Storage, watch: Watch = lambda _: None) -> Iterator[s
         watch: called after every shard.
 
     Raises:
-        UserError: the index or the tokenizer is missing or damaged.
+        UserError: the index, the tokenizer or the list of sources is missing or damaged.
     """
     content = read_content(storage)
     tokenizer = read_tokenizer(storage, content.tokenizer)
+    if sha256(storage.read(SOURCES_NAME)).hexdigest() != content.sources_sha256:
+        path = storage.address(SOURCES_NAME)
+        raise UserError(f"{path}: is damaged, its SHA-256 is not the index's; {REPAIR}")
     entries = [entry for shards in content.splits.values() for entry in shards]
     total, done, documents, tokens = sum(entry.tar_size for entry in entries), 0, 0, 0
     watch(Standing("verifying", 0, total, 0, 0))

@@ -16,8 +16,9 @@ from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.prepare.inputs import InputOptions, Listing
 from rlt_dist.data.prepare.writer import PROGRESS_NAME
 from rlt_dist.data.tokenizers.recipe import Recipe
+from rlt_dist.data.tokenizers.tokenizer import load_tokenizer
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import remove_folder, sha256_file, write_atomic
+from rlt_dist.util.files import remove_folder, write_atomic
 
 REQUEST_NAME = "prepare.json"
 _AGAIN = "choose another output folder, or start this one afresh with --overwrite"
@@ -35,7 +36,7 @@ def describe_request(
     """All that decides the result, as plain values.
 
     Raises:
-        UserError: there is no such tokenizer, or its recipe is wrong.
+        UserError: there is no such tokenizer, or it or its recipe is wrong.
     """
     if not tokenizer.is_file():
         raise UserError(f"{tokenizer}: no such file; give a tokenizer recipe or a saved tokenizer")
@@ -118,10 +119,10 @@ def remove_partial_files(output: Path) -> None:
 
 
 def _tokenizer_request(path: Path) -> dict[str, Any] | str:
-    """What a recipe says, whatever its comments; the hash of a saved tokenizer."""
+    """What a recipe says, whatever its comments; the hash of a saved tokenizer, if it is whole."""
     if is_recipe(path):
         return load_typed(path, Recipe).model_dump()
-    return sha256_file(path)
+    return load_tokenizer(path).hash
 
 
 def _read_request(path: Path) -> Request:

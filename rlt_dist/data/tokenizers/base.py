@@ -83,7 +83,7 @@ class Tokenizer(ABC):
 
 
 def content_hash(content: dict[str, Any]) -> str:
-    """Hexadecimal SHA-256 of a tokenizer file's content, its own hash left out."""
+    """Hexadecimal SHA-256 of what a JSON file holds, its own hash left out."""
     defining = {key: value for key, value in content.items() if key != "hash"}
     canonical = json.dumps(defining, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

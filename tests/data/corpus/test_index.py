@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.tokenizers.base import content_hash
 from rlt_dist.data.tokenizers.recipe import Recipe
 from rlt_dist.data.tokenizers.tokenizer import train_tokenizer
 from rlt_dist.util.errors import UserError
@@ -75,7 +76,10 @@ def test_another_tokenizer_in_the_folder_is_refused(copy: Path) -> None:
 
 def test_another_vocabulary_in_the_index_is_refused(copy: Path) -> None:
     index = copy / "index.json"
-    index.write_text(index.read_text().replace('"vocabulary": 257', '"vocabulary": 300'))
+    content = json.loads(index.read_bytes())
+    content["tokenizer"]["vocabulary"] = 300
+    content["hash"] = content_hash(content)
+    index.write_text(json.dumps(content))
     with pytest.raises(UserError, match="its vocabulary is 257, the index says 300"):
         load_corpus(copy)
 

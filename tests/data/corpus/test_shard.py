@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlt_dist.data.corpus import shard as shard_module
 from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
 from rlt_dist.data.corpus.shard import DOCUMENT, Shard
+from rlt_dist.data.tokenizers.base import content_hash
 from rlt_dist.util.errors import UserError
 
 ONE = "train-000001"
@@ -139,6 +140,7 @@ def _agree(copy: Path, content: bytes) -> Shard:
         "sidecar_size": len(content),
         "sidecar_sha256": sha256(content).hexdigest(),
     }
+    index["hash"] = content_hash(index)
     (copy / "index.json").write_text(json.dumps(index))
     return load_corpus(copy).split("train").shards[1]
 

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from rlt_dist.cli.data import data_app
 from rlt_dist.data.corpus.index import CorpusIndex
+from rlt_dist.data.tokenizers.base import content_hash
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file
 
@@ -44,6 +45,50 @@ def test_every_damaged_shard_is_one_line(copy: Path, flip: Callable) -> None:
     assert "3 of" in last
 
 
+def write_index(folder: Path, content: dict) -> None:
+    """Another index, whose hash is right."""
+    content["hash"] = content_hash(content)
+    (folder / "index.json").write_text(json.dumps(content))
+
+
+def swap_splits(folder: Path) -> None:
+    index = json.loads((folder / "index.json").read_bytes())
+    splits = index["splits"]
+    splits["train"], splits["test"] = splits["test"], splits["train"]
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (swap_splits, "index.json: is damaged, its hash does not match"),
+        (replace("index.json", '"validation"', '"validatiom"'), "index.json: is damaged, its hash"),
+        (replace("index.json", '"hidden_files": 0', '"hidden_files": 1'), "index.json: is damaged"),
+        (
+            replace("sources.json", "/0007.txt", "/0070.txt"),
+            "sources.json: is damaged, its SHA-256",
+        ),
+        (lambda folder: (folder / "sources.json").unlink(), "sources.json: no such file"),
+    ],
+)
+def test_a_change_beside_the_shards_is_seen(
+    copy: Path, change: Callable[[Path], None], words: str
+) -> None:
+    change(copy)
+    result = verify(copy)
+    assert result.exit_code == 1
+    assert words in str(result.exception)
+
+
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
@@ -63,7 +108,7 @@ def rewrite(folder: Path, name: str, change: Callable[[Members], None]) -> None:
     entry = next(e for shards in index["splits"].values() for e in shards if e["name"] == name)
     for key, path in (("tar", tar), ("sidecar", sidecar)):
         entry |= {f"{key}_size": path.stat().st_size, f"{key}_sha256": sha256_file(path)}
-    (folder / "index.json").write_text(json.dumps(index))
+    write_index(folder, index)
 
 
 def set_tokens(tokens: Callable[[int], list[int]]) -> Callable[[Members], None]:

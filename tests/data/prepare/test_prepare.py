@@ -261,6 +261,17 @@ def test_a_missing_tokenizer_is_named(texts: Path, tmp_path: Path) -> None:
         prepare_corpus([texts], tmp_path / "out", tmp_path / "none.yaml")
 
 
+def test_a_file_that_is_no_tokenizer_is_named_before_anything_is_read(
+    texts: Path, tmp_path: Path, bytes_tokenizer: Path
+) -> None:
+    bad = tmp_path / "bad.json"
+    for content in (b"{}", bytes_tokenizer.read_bytes().replace(b'"bytes"', b'"bpe"')):
+        bad.write_bytes(content)
+        with pytest.raises(UserError, match=r"bad.json: is "):
+            prepare_corpus([texts], tmp_path / "out", bad)
+        assert not (tmp_path / "out").exists()
+
+
 def test_a_recipe_that_fails_does_not_bind_the_folder(texts: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("kind: bpe\nvocabulary: 60000\n")
