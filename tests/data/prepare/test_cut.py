@@ -1,7 +1,7 @@
 """A stream is cut where `bytes.split` cuts it, and long documents where their text allows it."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlt_dist.data.prepare.cut import cut_sizes, find_documents
@@ -40,6 +40,7 @@ TEXTS = st.lists(
     longest=st.sampled_from([4, 5, 7, 16, LONG]),
     block=st.integers(1, 11),
 )
+@example(text=b" ab b", separator=b"ab", longest=LONG, block=2)  # it straddles two blocks
 def test_documents_are_the_same_wherever_blocks_end(
     text: bytes, separator: bytes | None, longest: int, block: int
 ) -> None:
@@ -66,6 +67,7 @@ def test_pieces_are_the_text_and_as_long_as_they_may_be(text: bytes, longest: in
         (b"one\ntwo\nthree", [b"one\ntwo\n", b"three"]),
         (b"one two three", [b"one two", b" three"]),
         (b"12345678 9", [b"12345678", b" 9"]),
+        (b"12 45678 9", [b"12 45678", b" 9"]),
         ("1234567é".encode(), [b"1234567", "é".encode()]),
         ("12345é7😀".encode(), ["12345é7".encode(), "😀".encode()]),
         (b"\x80" * 10, [b"\x80" * 8, b"\x80" * 2]),
