@@ -2,6 +2,8 @@
 
 import math
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -54,14 +56,15 @@ def prepare(
         typer.Option(help="Files or folders below a folder to leave out; repeat for more."),
     ] = None,
     text_field: Annotated[
-        str, typer.Option(help="The field that holds the text in JSON lines (.jsonl, .ndjson).")
+        str, typer.Option(help="The field or column with the text, in JSON lines and Parquet.")
     ] = "text",
     separator: Annotated[
         str | None,
         typer.Option(help="What stands between documents in a file [default: none, one a file]."),
     ] = None,
     allow_binary: Annotated[
-        bool, typer.Option("--allow-binary", help="Take files that hold NUL bytes.")
+        bool,
+        typer.Option("--allow-binary", help="Take files that begin like binary ones, with NULs."),
     ] = False,
     require_utf8: Annotated[
         bool, typer.Option("--require-utf8", help="Refuse text that is not UTF-8.")
@@ -99,6 +102,8 @@ def prepare(
     from rlt_dist.data.prepare.prepare import prepare_corpus
     from rlt_dist.data.prepare.workers import local_workers, mpi_workers
 
+    # As Ctrl-C does: whoever is at work puts away what is half-written.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if mpi and workers is not None:
         raise UserError("--workers and --mpi: give one of them; the MPI world has its own number")
     with ExitStack() as stack:

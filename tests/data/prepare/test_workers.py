@@ -88,13 +88,17 @@ def test_killed_at_any_moment_it_goes_on(
     assert times == {name: (output / f"{name}.tar").stat().st_mtime_ns for name in finished}
 
 
-def test_ctrl_c_leaves_no_process_and_no_partial_file(
-    preparation: Any, tmp_path: Path, wait_until: Any
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_no_process_and_no_partial_file(
+    preparation: Any, tmp_path: Path, wait_until: Any, ending: signal.Signals
 ) -> None:
     output = tmp_path / "out"
     process = preparation.start(output, "--workers", 2)
     wait_until(lambda: committed(output) >= 2)
-    os.killpg(process.pid, signal.SIGINT)
+    if ending is signal.SIGINT:  # which a terminal sends to all
+        os.killpg(process.pid, ending)
+    else:
+        process.send_signal(ending)
     _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     assert "ForkServer" not in error
