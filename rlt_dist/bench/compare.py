@@ -1,7 +1,7 @@
 """One benchmark at one shape: its variants built, timed in turn, and measured in memory."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, quantiles
@@ -23,11 +23,11 @@ class Variant:
 
     Attributes:
         build: makes model and inputs; a call of what it gives is one step.
-        units: what the seconds of a step are divided by.
+        units: what the seconds of a step are divided by, of a shape.
     """
 
     build: Callable[..., Step]
-    units: int = 1
+    units: Callable[[Any], float] = lambda _: 1
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,16 @@ class Bench:
         name: as on the command line.
         reference: the variant whose ratio is 1.
         shapes: by name.
-        variants: by name; `build` is called with a shape.
+        variants: by name; `build` and `units` are called with a shape.
+        setting: makes of a shape what all its variants share, files for instance, and ends with
+            them; what it gives then stands for the shape, and goes to other processes.
     """
 
     name: str
     reference: str
     shapes: Mapping[str, Any]
     variants: Mapping[str, Variant]
+    setting: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -119,19 +122,20 @@ def compare(bench: Bench, shape: str, choice: Choice, watch: Watch) -> Compariso
     """
     pick("shape", bench.shapes, [shape])
     pick("variant", bench.variants, choice.variants)
-    sizes = bench.shapes[shape]
-    with _threads(choice.threads), Disturbance() as disturbance:
-        watch("building and warming up")
-        steps, left_out = _build(bench, sizes, choice.variants)
-        samples = time_in_rounds(steps, choice.budget, lambda done: watch(f"{done} rounds timed"))
-    del steps  # the processes that measure memory need the room
-    peaks: dict[str, int | None] = dict.fromkeys(samples)
-    for name in samples:
-        if name != FLOOR:
-            watch(f"memory of {name}")
-            build = partial(bench.variants[name].build, sizes)
-            peaks[name] = peak_above_inputs(build, choice.threads, choice.segments)
-    rows = _rows(bench, samples, peaks)
+    watch("building and warming up")
+    with bench.setting(bench.shapes[shape]) as sizes:
+        with _threads(choice.threads), Disturbance() as disturbance:
+            steps, left_out = _build(bench, sizes, choice.variants)
+            told = lambda done: watch(f"{done} rounds timed")  # noqa: E731
+            samples = time_in_rounds(steps, choice.budget, told)
+        del steps  # the processes that measure memory need the room
+        peaks: dict[str, int | None] = dict.fromkeys(samples)
+        for name in samples:
+            if name != FLOOR:
+                watch(f"memory of {name}")
+                build = partial(bench.variants[name].build, sizes)
+                peaks[name] = peak_above_inputs(build, choice.threads, choice.segments)
+        rows = _rows(bench, sizes, samples, peaks)
     return Comparison(rows, len(next(iter(samples.values()))), disturbance.cores, left_out)
 
 
@@ -154,12 +158,13 @@ def _build(
 
 
 def _rows(
-    bench: Bench, samples: Mapping[str, list[float]], peaks: Mapping[str, int | None]
+    bench: Bench,
+    sizes: Any,
+    samples: Mapping[str, list[float]],
+    peaks: Mapping[str, int | None],
 ) -> list[Row]:
-    by_unit = {
-        name: [seconds / bench.variants[name].units for seconds in runs]
-        for name, runs in samples.items()
-    }
+    units = {name: bench.variants[name].units(sizes) for name in samples}
+    by_unit = {name: [seconds / units[name] for seconds in runs] for name, runs in samples.items()}
     middle = {name: median(runs) for name, runs in by_unit.items()}
     reference, floor = middle.get(bench.reference), middle.get(FLOOR)
     rows = []

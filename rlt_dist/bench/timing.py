@@ -4,8 +4,9 @@ import gc
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -60,7 +61,7 @@ def _collected() -> Iterator[None]:
 
 
 class Disturbance:
-    """How many cores other processes kept busy while a `with` block ran.
+    """How many cores other processes kept busy while a `with` block ran; one's own workers do not.
 
     Attributes:
         cores: their mean; None where the system does not say.
@@ -70,7 +71,7 @@ class Disturbance:
 
     def __enter__(self) -> "Disturbance":
         self._before = _busy_seconds()
-        self._own, self._began = time.process_time(), time.perf_counter()
+        self._own, self._began = _own_seconds(), time.perf_counter()
         return self
 
     def __exit__(
@@ -82,7 +83,7 @@ class Disturbance:
         after = _busy_seconds()
         if after is None or self._before is None:
             return
-        others = after - self._before - (time.process_time() - self._own)
+        others = after - self._before - (_own_seconds() - self._own)
         self.cores = max(0.0, others) / (time.perf_counter() - self._began)
 
 
@@ -94,4 +95,32 @@ def _busy_seconds() -> float | None:
     user, nice, system, _idle, _wait, irq, softirq, steal = map(
         int, facts.read_text().split("\n", 1)[0].split()[1:9]
     )
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq + steal) / _ticks_per_second()
+
+
+def _own_seconds() -> float:
+    """Seconds that this process and all below it were busy, those included that have ended."""
+    times = os.times()
+    ended = times.children_user + times.children_system
+    children: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for parent, child in _processes():
+        children[parent].append(child)
+    ticks, ahead = 0, children[os.getpid()]
+    while ahead:
+        process, busy = ahead.pop()
+        ticks += busy
+        ahead += children[process]
+    return time.process_time() + ended + ticks / _ticks_per_second()
+
+
+def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
+    """Each process's parent, and itself with its ticks and those of the children it waited for."""
+    for facts in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            # proc(5): its name, which may hold anything, stands in brackets before these
+            fields = facts.read_text().rpartition(")")[2].split()
+            yield int(fields[1]), (int(facts.parent.name), sum(map(int, fields[11:15])))
+
+
+def _ticks_per_second() -> int:
+    return os.sysconf("SC_CLK_TCK")

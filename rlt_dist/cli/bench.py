@@ -1,6 +1,6 @@
 """`rlt-dist bench`: variants of one computation side by side, in time and in memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -73,7 +73,7 @@ def recurrence(
     """
     from rlt_dist.bench.recurrence import BENCH
 
-    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+    _run([BENCH], Wish(shape, variant, threads, seconds, segments, as_json))
 
 
 @bench_app.command("transformer_xl")
@@ -96,7 +96,7 @@ def transformer_xl(
     """
     from rlt_dist.bench.transformer_xl import BENCH
 
-    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+    _run([BENCH], Wish(shape, variant, threads, seconds, segments, as_json))
 
 
 @bench_app.command()
@@ -120,10 +120,51 @@ def evaluation(
     """
     from rlt_dist.bench.evaluation import BENCH
 
-    _run(BENCH, Wish(shape, variant, threads, seconds, segments, as_json))
+    _run([BENCH], Wish(shape, variant, threads, seconds, segments, as_json))
 
 
-def _run(bench: "Bench", wish: Wish) -> None:
+@bench_app.command()
+def stream(
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="read_small, read_large, prepare_small, prepare_large or step; repeatable "
+            "[default: read_small]."
+        ),
+    ] = None,
+    variant: Variants = None,
+    threads: Threads = None,
+    seconds: Seconds = 20.0,
+    as_json: AsJson = False,
+) -> None:
+    """Time reading and preparing a corpus against plain webdataset, sentencepiece and training.
+
+    Seconds are those of one million tokens. The ratio is the speed against the variant that a name
+    ends with. The text is the source of Python's standard library: whole files, or cut at empty
+    lines (`small`, about 280 bytes each); the tokenizer is byte-pair encoding of 8,192 ids.
+
+    `read_*`: `webdataset` iterates over the tars and decodes the arrays; `lanes/webdataset` reads
+    32 lanes of 256 tokens here, `workers/webdataset` in one process, whatever the threads.
+
+    `prepare_*`: `sentencepiece` encodes documents that lie in memory, with so many threads;
+    `prepare/sentencepiece` makes a corpus on disk of text in files, in shards of 1 MiB, with so
+    many workers. All of it counts: survey, start of the workers, hashes, commits.
+
+    `step`: `step` is forward and backward of the model of configs/rlt_stdlib.yaml; `lanes/step`
+    reads its 32 lanes of 64.
+
+    Peak memory is that above the inputs, in a process for each variant; what workers of that
+    process take is not in it.
+
+    Example: `rlt-dist bench stream --shape prepare_small --threads 2`
+    """
+    from rlt_dist.bench.stream import BENCHES
+
+    _run(BENCHES, Wish(shape, variant, threads, seconds, segments=1, as_json=as_json))
+
+
+def _run(benches: "Sequence[Bench]", wish: Wish) -> None:
+    """Run the shapes asked for, each of the benchmark it belongs to."""
     import os
     import sys
 
@@ -132,8 +173,9 @@ def _run(bench: "Bench", wish: Wish) -> None:
     from rlt_dist.bench.compare import Choice, compare, pick
     from rlt_dist.util.errors import UserError
 
-    shapes = wish.shapes or [next(iter(bench.shapes))]
-    pick("shape", bench.shapes, shapes)
+    owners = {shape: bench for bench in benches for shape in bench.shapes}
+    shapes = wish.shapes or [next(iter(owners))]
+    pick("shape", owners, shapes)
     cores = len(os.sched_getaffinity(0))
     threads = wish.threads or cores
     if threads > cores:  # they would wait for each other at every product
@@ -142,6 +184,7 @@ def _run(bench: "Bench", wish: Wish) -> None:
     # Off a terminal rich assumes 80 columns, which would cut numbers.
     console = Console(width=None if sys.stdout.isatty() else 120)
     for shape in shapes:
+        bench = owners[shape]
         with _progress(f"{bench.name} {shape}") as watch:
             found = compare(bench, shape, choice, watch)
         if wish.as_json:
