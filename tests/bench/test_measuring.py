@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from functools import partial
@@ -38,14 +40,40 @@ def test_what_others_did_is_a_disturbance_and_one_s_own_work_is_none(
     monkeypatch: pytest.MonkeyPatch, busy: float | None, cores: float | None
 ) -> None:
     """Two seconds, of which this process worked three on its threads; ticks are coarse."""
-    readings = {"process_time": iter([7.0, 10.0]), "perf_counter": iter([100.0, 102.0])}
-    for name, values in readings.items():
-        monkeypatch.setattr(timing.time, name, values.__next__)
+    monkeypatch.setattr(timing.time, "perf_counter", iter([100.0, 102.0]).__next__)
+    monkeypatch.setattr(timing, "_own_seconds", iter([7.0, 10.0]).__next__)
     totals = iter([50.0, busy and 50.0 + busy])
     monkeypatch.setattr(timing, "_busy_seconds", totals.__next__)
     with Disturbance() as disturbance:
         pass
     assert disturbance.cores == pytest.approx(cores)
+
+
+WORK = """
+import subprocess, sys, time
+if sys.argv[1] == "above":
+    subprocess.run([sys.executable, "-c", sys.argv[2], "below", ""], check=True)
+while time.process_time() < 0.3:
+    pass
+print("done", flush=True)
+if sys.argv[1] == "above":
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not say")
+def test_one_s_own_work_is_that_of_children_and_theirs_alive_or_ended() -> None:
+    before = timing._own_seconds()
+    own = time.process_time()
+    command = [sys.executable, "-c", WORK, "above", WORK]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(2)] == ["done\n"] * 2
+        alive = timing._own_seconds() - before - (time.process_time() - own)
+    ended = timing._own_seconds() - before - (time.process_time() - own)
+    assert alive >= 0.5
+    assert ended >= alive - 0.05  # ticks
 
 
 MEBIBYTE = 1 << 20
