@@ -42,13 +42,11 @@ class Material:
 
     Attributes:
         tokens: of the corpus, the documents' end-of-text tokens included.
-        documents: their number, empty ones left out.
     """
 
     shape: StreamShape
     folder: Path
     tokens: int
-    documents: int
 
     @property
     def tokenizer(self) -> Path:
@@ -60,7 +58,7 @@ class Material:
         return load_corpus(self.folder / "corpus").split("train")
 
     def texts(self) -> list[bytes]:
-        """All documents."""
+        """All documents, none of them empty."""
         files = [path.read_bytes() for path in sorted((self.folder / "text").iterdir())]
         if (separator := self.shape.separator) is not None:
             files = [part for file in files for part in file.split(separator.encode())]
@@ -82,7 +80,7 @@ def made(shape: StreamShape) -> Iterator[Material]:
         recipe = folder / "recipe.yaml"
         recipe.write_text(_RECIPE.format(shape.vocabulary))
         split = prepare(shape, text, recipe, folder / "corpus")
-        yield Material(shape, folder, split.tokens, split.documents)
+        yield Material(shape, folder, split.tokens)
 
 
 def prepare(

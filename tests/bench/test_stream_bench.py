@@ -90,7 +90,7 @@ def test_one_epoch_of_the_lanes_is_one_epoch_of_webdataset(
     material: Material, workers: int
 ) -> None:
     plain = stream.webdataset_documents(material)
-    documents = [next(plain) for _ in range(material.documents)]
+    documents = [next(plain) for _ in range(material.split().documents)]
     assert sum(map(len, documents)) == material.tokens
     again = next(plain)
     assert np.array_equal(again, documents[0])
