@@ -87,10 +87,6 @@ class DataConfig(Strict):
                 "give one corpus as path, or several as mixture: "
                 "[{path: corpora/a, weight: 3}, {path: corpora/b, weight: 1}]"
             )
-        paths = [_absolute(corpus.path) for corpus in self.corpora]
-        repeated = next((path for path in paths if paths.count(path) > 1), None)
-        if repeated is not None:
-            raise ValueError(f"mixture names {repeated} twice; give it once, with a larger weight")
         return self
 
 

@@ -58,6 +58,28 @@ def test_corpora_of_two_tokenizers_are_refused(
         driver.train(config)
 
 
+def test_one_corpus_by_two_names_is_refused(
+    driver: Any, configure: Any, tmp_path: Path, small_corpus: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(small_corpus)
+    for other in (small_corpus / ".." / small_corpus.name, link, f"file://{small_corpus}"):
+        mixture = f"data.mixture=[{{path: {small_corpus}}}, {{path: {other}, weight: 2}}]"
+        config = configure(tmp_path, "rlt1", "data.path=null", mixture)
+        with pytest.raises(UserError, match=r"is the same corpus as .*; give it once, with"):
+            driver.train(config)
+
+
+def test_a_corpus_of_a_mixture_with_too_few_documents_is_named(
+    driver: Any, configure: Any, tmp_path: Path, mixed: str, other_corpus: Path
+) -> None:
+    config = configure(tmp_path, "rlt1", "data.path=null", mixed, "data.lanes=96")
+    with pytest.raises(
+        UserError, match=rf"^{other_corpus}: split 'train': 96 lanes cannot share \d+ documents"
+    ):
+        driver.train(config)
+
+
 @pytest.fixture
 def damaged(configure: Any, small_corpus: Path, tmp_path: Path) -> RunConfig:
     """A run whose corpus has one bad document."""

@@ -72,6 +72,11 @@ class SplitIndex:
     shards: tuple[Shard, ...]
 
     @property
+    def address(self) -> str:
+        """Which corpus' split it is, for messages."""
+        return f"{self.shards[0].storage.location}: split {self.name!r}"
+
+    @property
     def documents(self) -> int:
         """Number of documents."""
         return sum(shard.entry.documents for shard in self.shards)

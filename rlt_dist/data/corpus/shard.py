@@ -9,14 +9,14 @@ checksum. The sidecar itself is held to the index's hash.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from io import BytesIO
+from io import BytesIO, FileIO
 from typing import Annotated
 from zlib import crc32
 
 import numpy as np
 from pydantic import Field
 
-from rlt_dist.data.corpus.storage import REPAIR, BadShard, File, Storage, open_file
+from rlt_dist.data.corpus.storage import REPAIR, BadShard, File, Storage, bad_shard, open_file
 
 Positive = Annotated[int, Field(ge=1)]
 
@@ -100,7 +100,7 @@ class Shard:
         except (ValueError, EOFError):
             raise self._damaged_sidecar("it is no array") from None
         except OSError as error:
-            raise self._damaged_sidecar(f"it cannot be read ({error.strerror})") from None
+            raise bad_shard(self.storage.address(entry.sidecar), error) from error
         if documents.dtype != DOCUMENT or documents.shape != (entry.documents,):
             raise self._damaged_sidecar("it does not describe the index's documents")
         totals = (int(documents["tokens"].sum()), int(documents["bytes"].sum()))
@@ -136,7 +136,7 @@ class Shard:
             with open_file(self.storage, *self.entry.files[0]) as handle:
                 for start, stop in _blocks(begins, ends):
                     handle.seek(int(begins[start]))
-                    block = memoryview(handle.read(int(ends[stop - 1] - begins[start])))
+                    block = memoryview(_read(handle, int(ends[stop - 1] - begins[start])))
                     places = begins[start:stop] - begins[start]
                     checksums = documents["checksum"][start:stop].tolist()
                     sizes = (ends - begins)[start:stop].tolist()
@@ -147,9 +147,7 @@ class Shard:
                         yield self._checked(block[place : place + size], number, checksum)
                         number += 1
         except OSError as error:
-            raise BadShard(
-                f"{self.address}: cannot be read ({error.strerror}); {REPAIR}"
-            ) from error
+            raise bad_shard(self.address, error) from error
 
     def ordinal(self, document: int) -> int:
         """The place of its document `document` among all documents of all inputs (sources.py).
@@ -161,7 +159,9 @@ class Shard:
             with open_file(self.storage, *self.entry.files[0]) as handle:
                 handle.seek(int(self.sidecar()["offset"][document]))
                 return int(handle.read(TAR_HEADER).partition(b".npy")[0])
-        except (OSError, ValueError):
+        except OSError as error:
+            raise bad_shard(self.address, error) from error
+        except ValueError:
             raise BadShard(
                 f"{self.address}: is damaged, document {document} has no number; {REPAIR}"
             ) from None
@@ -184,6 +184,14 @@ class Shard:
         address = self.storage.address(self.entry.sidecar)
         advice = self.storage.discard(self.entry.sidecar_sha256)
         return BadShard(f"{address}: is damaged, {why}; {advice}")
+
+
+def _read(handle: FileIO, size: int) -> bytes:
+    """`size` bytes, or all there are: a system gives 2 GiB at most, and some file systems less."""
+    content = handle.read(size)
+    while len(content) < size and (more := handle.read(size - len(content))):
+        content += more
+    return content
 
 
 def _blocks(begins: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:

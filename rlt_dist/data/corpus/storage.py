@@ -1,5 +1,6 @@
 """Where a corpus lies. Everything above sees files on this machine."""
 
+import errno
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ REPAIR = "restore it, or prepare the corpus again with --overwrite"
 class BadShard(UserError):
     """A shard is missing, damaged or replaced: trying again would not help."""
 
+
+_PASSING = (
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+)
+"""Errors of this machine or of the way to a shared file system, not of a file."""
 
 File = tuple[str, int, str]
 """Name, size in bytes and SHA-256 of a file as the index lists it."""
@@ -195,6 +202,16 @@ def size_problem(address: str, actual: int | None, size: int) -> str | None:
     if actual != size:
         return f"{address}: holds {actual} bytes where the index says {size}; {REPAIR}"
     return None
+
+
+def bad_shard(address: str, error: OSError) -> UserError:
+    """What it means that a shard's file cannot be read: `BadShard`, unless that may pass."""
+    what = f"{address}: cannot be read ({error.strerror})"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(f"{what}; allow more open files with `ulimit -n`, or take fewer lanes")
+    if error.errno in _PASSING:
+        return UserError(f"{what}; the shard itself may be whole: start again")
+    return BadShard(f"{what}; {REPAIR}")
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlt_dist.config.data import DataConfig, RemoteConfig
@@ -73,18 +74,28 @@ def open_corpora(config: DataConfig, *, check: bool = True) -> Corpora:
             processes is enough.
 
     Raises:
-        UserError: one is missing or damaged, or they were made by different tokenizers.
+        UserError: one is missing or damaged, or given twice, or they were made by different
+            tokenizers.
     """
     remote, check = remote_options(config.remote), check and not config.skip_bad_shards
     corpora = tuple(load_corpus(corpus.path, remote, check=check) for corpus in config.corpora)
-    first = corpora[0]
-    for other in corpora[1:]:
-        if other.tokenizer.hash != first.tokenizer.hash:
+    for place, other in enumerate(corpora):
+        _check_with(other, corpora[:place])
+    return Corpora(corpora, whole_weights([corpus.weight for corpus in config.corpora]))
+
+
+def _check_with(other: CorpusIndex, before: Sequence[CorpusIndex]) -> None:
+    for corpus in before:
+        if other.tokenizer.hash != corpus.tokenizer.hash:
             raise UserError(
-                f"{other.location}: was made by another tokenizer than {first.location}; prepare "
+                f"{other.location}: was made by another tokenizer than {corpus.location}; prepare "
                 f"it again with the tokenizer.json of that corpus"
             )
-    return Corpora(corpora, whole_weights([corpus.weight for corpus in config.corpora]))
+        if other.fingerprint == corpus.fingerprint:
+            raise UserError(
+                f"{other.location}: is the same corpus as {corpus.location}; give it once, with a "
+                f"larger weight"
+            )
 
 
 def remote_options(config: RemoteConfig) -> RemoteOptions:

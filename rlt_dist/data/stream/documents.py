@@ -20,6 +20,9 @@ from rlt_dist.data.stream.damage import Damage
 from rlt_dist.data.stream.lanes import LanePlan, Run
 from rlt_dist.util.errors import UserError
 
+_BARREN_EPOCHS = 16
+"""Of a lane. A run may lie in one shard alone, so a single bad one can take some epochs whole."""
+
 
 @dataclass(frozen=True, eq=False)
 class Document:
@@ -66,7 +69,7 @@ class LaneDocuments:
         self._open(epoch, ordinal)
         if ordinal >= self._run.documents:
             raise UserError(
-                f"split {split.name!r}: lane {lane} has no document {ordinal} in its epoch "
+                f"{split.address}: lane {lane} has no document {ordinal} in its epoch "
                 f"{epoch}; resume with the corpus, seed and number of lanes the run was started "
                 "with"
             )
@@ -75,17 +78,18 @@ class LaneDocuments:
         """The next document.
 
         Raises:
-            UserError: a shard is damaged, and damage is not to be skipped; or a whole epoch is.
+            UserError: a shard is damaged, and damage is not to be skipped; or all that the lane
+                was to read is, for many epochs.
         """
-        sample = next(self._samples, None)
-        if sample is None:  # what was left of the run could not be read
+        barren = 0
+        while (sample := next(self._samples, None)) is None:  # the rest of the run was skipped
+            if barren == _BARREN_EPOCHS:
+                raise UserError(
+                    f"{self._split.address}: lane {self._lane} found no readable document in "
+                    f"{barren} whole epochs; repair the corpus"
+                )
             self._open(self.epoch + 1, 0)
-            sample = next(self._samples, None)
-        if sample is None:
-            raise UserError(
-                f"split {self._split.name!r}: lane {self._lane} found no readable document in its "
-                f"whole epoch {self.epoch}; repair the corpus"
-            )
+            barren += 1
         document = Document(self.epoch, sample["ordinal"], sample["npy"])
         self.ordinal = document.ordinal + 1
         if self.ordinal == self._run.documents:
@@ -150,10 +154,13 @@ def plan_lanes(split: SplitIndex, lanes: int, seed: int) -> LanePlan:
         UserError: the split has fewer documents than lanes.
     """
     entries = [shard.entry for shard in split.shards]
-    return LanePlan(
-        [entry.documents for entry in entries],
-        [entry.tokens for entry in entries],
-        lambda shard: split.shards[shard].sidecar()["tokens"],
-        lanes,
-        seed,
-    )
+    try:
+        return LanePlan(
+            [entry.documents for entry in entries],
+            [entry.tokens for entry in entries],
+            lambda shard: split.shards[shard].sidecar()["tokens"],
+            lanes,
+            seed,
+        )
+    except UserError as error:
+        raise UserError(f"{split.address}: {error}") from None

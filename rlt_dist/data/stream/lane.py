@@ -49,7 +49,10 @@ class LaneStream:
         ]
         inside = [corpus for corpus, cursor in enumerate(cursors) if cursor.offset]
         self._open_document(inside[0] if inside else self._behind())
-        self._offset = cursors[self._corpus].offset
+        cursor = cursors[self._corpus]
+        # Another document: the cursor's own can no longer be read, and was skipped.
+        if (self._document.epoch, self._document.ordinal) == (cursor.epoch, cursor.document):
+            self._offset = cursor.offset
         if len(inside) > 1 or self._offset >= len(self._document.tokens):
             raise UserError(
                 f"lane {lane} has no place {', '.join(map(str, cursors))}; "

@@ -1,5 +1,6 @@
 """Segments of some lanes at once: what one process reads, be it the trainer or a worker of its."""
 
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,7 @@ class LaneGroup:
             UserError: a corpus has fewer documents than there are lanes, a cursor does not exist
                 in it, or a shard is damaged.
         """
+        _allow_open_files()
         self._length = reading.segment
         self._damage = Damage(reading.skip_bad_shards)
         plans = [plan_lanes(share.split, reading.lanes, reading.seed) for share in reading.mixture]
@@ -97,3 +99,9 @@ class LaneGroup:
         skipped, notices = self._damage.take()
         cursors = np.array(places, np.int64)
         return Segments(tokens, document_start, loss_mask, cursors, skipped, notices)
+
+
+def _allow_open_files() -> None:
+    """Let this process open as many files as it may: each lane keeps one of every corpus open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

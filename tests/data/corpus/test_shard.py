@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +170,17 @@ def _more_tokens(sidecar: bytes) -> bytes:
 def test_another_tokenizers_end_of_text_is_named(shard: Shard) -> None:
     with pytest.raises(UserError, match="document 0 does not end with the end-of-text token 7"):
         read_all(replace(shard, end_of_text=7))
+
+
+def test_a_system_that_gives_fewer_bytes_than_asked_for_is_asked_again(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As all do beyond 2 GiB at once."""
+    expected = read_all(shard)
+
+    class Reluctant(FileIO):
+        def read(self, size: int = -1) -> bytes:
+            return super().read(min(size, 100) if size > 0 else size)
+
+    monkeypatch.setattr(Path, "open", lambda path, *_, **__: Reluctant(path))
+    assert read_all(shard) == expected

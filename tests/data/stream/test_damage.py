@@ -1,8 +1,13 @@
 """`skip_bad_shards`: what cannot be read is left out and counted, alike for every reader."""
 
+import errno
+import io
+import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,3 +106,78 @@ def test_where_nothing_can_be_read_it_ends(
     reading = reading_of([copied], [1], lanes=2, segment=5, skip_bad_shards=True)
     with pytest.raises(UserError, match=r"'train': lane 0 found no readable document"):
         LaneLoader(reading, range(2))
+
+
+def test_resumed_in_a_document_that_can_no_longer_be_read_the_next_one_begins(
+    copied: CorpusIndex, reading_of: Callable[..., Reading]
+) -> None:
+    """Its offset is not another document's."""
+    reading = reading_of([copied], [1], lanes=LANES, segment=9, skip_bad_shards=True)
+    through, inside = LaneLoader(reading, range(LANES)), 0
+    batches = [through.next() for _ in range(40)]
+    shards = copied.split("train").shards
+    plan = plan_lanes(copied.split("train"), LANES, reading.seed)
+    for batch in batches:
+        for lane in range(LANES):
+            epoch, document, offset, tokens = batch.cursors[lane, 0].tolist()
+            gone = Path(shards[plan.run(epoch, lane).after(document)[0].shard].address)
+            content = gone.read_bytes()
+            gone.unlink()
+            resumed = LaneLoader(
+                reading, range(lane, lane + 1), cursors=batch.cursors[lane : lane + 1]
+            )
+            after = resumed.next()
+            gone.write_bytes(content)
+            inside += offset > 0
+            assert after.document_start[0, 0]
+            assert after.cursors[0, 0, 3] == tokens + 9
+            assert resumed.take_notices()[0] > 0
+    assert inside > 40
+
+
+def test_a_lane_whose_run_is_bad_for_some_epochs_goes_on(
+    copied: CorpusIndex, reading_of: Callable[..., Reading]
+) -> None:
+    """As many lanes as there are shards: a run lies in one or two, and all but two are gone."""
+    shards = copied.split("train").shards
+    for shard in shards[2:]:
+        Path(shard.address).unlink()
+    lanes = len(shards)
+    reading = reading_of([copied], [1], lanes=lanes, segment=40, skip_bad_shards=True)
+    loader = LaneLoader(reading, range(lanes))
+    epochs = [loader.next().cursors[:, 0, 0] for _ in range(12)]
+    assert max(int(e.max()) for e in epochs) > 4
+
+
+def test_what_is_not_the_shards_fault_is_never_skipped(
+    copied: CorpusIndex, reading_of: Callable[..., Reading], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of([copied], [1], lanes=LANES, segment=9, skip_bad_shards=True)
+    for code, words in [
+        (errno.EMFILE, "Too many open files.; allow more open files with `ulimit -n`"),
+        (errno.ESTALE, "Stale file handle.; the shard itself may be whole: start again"),
+    ]:
+        for suffix in (".tar", ".npy"):
+
+            def fail(path: Path, *_: Any, code: int = code, suffix: str = suffix, **__: Any) -> Any:
+                if path.suffix == suffix:
+                    raise OSError(code, os.strerror(code))
+                return io.FileIO(path)
+
+            monkeypatch.setattr(Path, "open", fail)
+            with pytest.raises(UserError, match=rf"train-\d+{suffix}: cannot be read \({words}"):
+                LaneLoader(reading, range(LANES))
+
+
+def test_lanes_may_open_as_many_files_as_the_system_lets_them(
+    copied: CorpusIndex, reading_of: Callable[..., Reading]
+) -> None:
+    """Systems begin with a limit of 1024, and each lane of a worker holds a shard open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now_open = len(list(Path("/proc/self/fd").iterdir()))
+    reading = reading_of([copied], [1], lanes=100, segment=9)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now_open + 9, hard))
+        LaneLoader(reading, range(100)).next()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
