@@ -1,15 +1,13 @@
 """Workers: the same tasks in this process, in processes of this machine, or over MPI."""
 
-import os
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from concurrent.futures.process import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context, parent_process
-from threading import Thread
+from multiprocessing import active_children, get_context
 from typing import Any, ParamSpec, TypeVar, cast
 
+from rlt_dist.util.children import serve_parent
 from rlt_dist.util.errors import UserError
 
 P = ParamSpec("P")
@@ -67,7 +65,7 @@ def local_workers(number: int) -> Iterator[Workers]:
     context = get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
     others = set(active_children())
-    executor = ProcessPoolExecutor(number, context, initializer=_begin_worker)
+    executor = ProcessPoolExecutor(number, context, initializer=serve_parent)
     try:
         yield Workers(executor, number)
     except BaseException:
@@ -110,16 +108,3 @@ class _Here(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
-
-
-def _begin_worker() -> None:
-    """Ctrl-C reaches every process of a terminal; a worker leaves it to the process it serves."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -16,6 +16,7 @@ from queue import Queue
 import numpy as np
 
 from rlt_dist.data.stream.reading import LaneGroup, Reading, Segments
+from rlt_dist.util.children import serve_parent
 from rlt_dist.util.errors import UserError
 
 _MOST_DEATHS = 3
@@ -67,15 +68,27 @@ class Worker:
         self._process.join()
 
     def _start(self) -> None:
-        self._connection, its_end = _processes.Pipe(duplex=False)
-        self._process = _processes.Process(
-            target=_read_ahead,
-            args=(its_end, self._reading, self._lanes, self._cursors, self._ahead),
-            name=f"reads lanes {self._lanes[0]} to {self._lanes[-1]}",
-            daemon=True,
-        )
-        self._process.start()
-        its_end.close()  # else its death would not be the end of the stream
+        """Start the process; again, if the server that forks it was killed in between."""
+        for left in reversed(range(_MOST_DEATHS)):
+            self._connection, its_end = _processes.Pipe(duplex=False)
+            self._process = _processes.Process(
+                target=_read_ahead,
+                args=(its_end, self._reading, self._lanes, self._cursors, self._ahead),
+                name=f"reads lanes {self._lanes[0]} to {self._lanes[-1]}",
+                daemon=True,
+            )
+            try:
+                self._process.start()
+                return
+            except (EOFError, OSError) as error:
+                if not left:
+                    raise UserError(
+                        f"no process can be started to read ahead ({error}); see the system's "
+                        "limits and its out-of-memory messages, or set data.workers to 0"
+                    ) from error
+                self._connection.close()
+            finally:
+                its_end.close()  # else its death would not be the end of the stream
 
     def _replace(self, deaths: int) -> str:
         """Start another process in the place of one that is gone; gives what happened."""
@@ -102,7 +115,7 @@ def _read_ahead(
     connection: Connection, reading: Reading, lanes: Sequence[int], cursors: np.ndarray, ahead: int
 ) -> None:
     """A worker's life: it ends with its trainer, or with an error, which it hands over."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the trainer's to answer
+    serve_parent()  # even if it is reading what does not come
     ready: Queue[Segments | Exception] = Queue(ahead)
     arguments = (ready, reading, lanes, cursors)
     threading.Thread(target=_fill, args=arguments, daemon=True).start()

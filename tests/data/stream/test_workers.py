@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,24 +102,68 @@ def test_closing_leaves_no_process(reading: Reading) -> None:
     assert not any(process.is_alive() for process in processes)
 
 
+def test_the_server_of_processes_may_be_killed(reading: Reading, assert_same: Same) -> None:
+    """It forks the workers; they live on, and another one forks those that come after."""
+    alone = LaneLoader(reading, range(6))
+    with LaneLoader(reading, range(6), workers=2, ahead=1) as helped:
+        for step in range(12):
+            if step in (2, 3, 8):
+                os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+            if step in (3, 4, 8):  # so one dies together with the server, another without
+                os.kill(workers_of(helped)[step % 2]._process.pid, signal.SIGKILL)
+            assert_same([alone.next()], [helped.next()])
+
+
+@pytest.mark.parametrize("error", [EOFError, BrokenPipeError])
+def test_a_start_that_fails_is_tried_again_and_then_one_error(
+    reading: Reading, assert_same: Same, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """As when the server, or the worker before it has read its task, is killed in between."""
+    process, failures = type(workers_of(LaneLoader(reading, range(1), workers=1))[0]._process), 1
+    real = process.start
+
+    def start(self: Any) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise error
+        real(self)
+
+    monkeypatch.setattr(process, "start", start)
+    with LaneLoader(reading, range(6), workers=1) as helped:
+        assert_same([LaneLoader(reading, range(6)).next()], [helped.next()])
+    failures = 9
+    with pytest.raises(UserError, match="no process can be started to read ahead"):
+        LaneLoader(reading, range(6), workers=1)
+
+
 TRAINER = """
 import pickle, sys, time
 from pathlib import Path
+from rlt_dist.data.corpus.storage import LocalFolder
 from rlt_dist.data.stream.loader import LaneLoader
+
+if stalls := sys.argv[2] == "stalls":
+    LocalFolder.fetch = lambda *_: time.sleep(600)
 
 if __name__ == "__main__":
     reading = pickle.loads(Path(sys.argv[1]).read_bytes())
     loader = LaneLoader(reading, range(6), workers=2)
-    loader.next()
+    if not stalls:
+        loader.next()
     print(*(source._process.pid for source in loader._sources), flush=True)
     time.sleep(60)
 """
 
 
-def test_workers_end_with_a_trainer_that_is_killed(reading: Reading, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["reads", "stalls"])
+def test_workers_end_with_a_trainer_that_is_killed(
+    reading: Reading, tmp_path: Path, how: str
+) -> None:
+    """Even those that wait for a file which does not come."""
     (tmp_path / "trainer.py").write_text(TRAINER)
     (tmp_path / "reading").write_bytes(pickle.dumps(reading))
-    command = [sys.executable, tmp_path / "trainer.py", tmp_path / "reading"]
+    command = [sys.executable, tmp_path / "trainer.py", tmp_path / "reading", how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout
         pids = [int(pid) for pid in trainer.stdout.readline().split()]
