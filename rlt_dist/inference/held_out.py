@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rlt_dist.data.corpus.index import SplitIndex, load_corpus
+from rlt_dist.data.stream.corpora import remote_options
 from rlt_dist.data.stream.documents import plan_lanes
 from rlt_dist.data.stream.lanes import Run
 from rlt_dist.data.stream.loader import Batch, LaneLoader
@@ -45,7 +46,7 @@ def evaluate_split(trained: Trained, wanted: HeldOut, watch: Watch) -> Evaluatio
     Raises:
         UserError: the corpus was made by another tokenizer, or has no such split.
     """
-    corpus = load_corpus(wanted.corpus)
+    corpus = load_corpus(wanted.corpus, remote_options(trained.config.data.remote))
     if corpus.tokenizer.hash != trained.tokenizer.hash:
         raise UserError(
             f"{wanted.corpus}: was made by another tokenizer than {trained.run_folder}'s; "
