@@ -7,6 +7,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlt_dist.checkpoint.run_folder import METRICS, TENSORBOARD
 from rlt_dist.util.files import write_atomic
+from rlt_dist.util.interrupts import interrupts_wait
 from rlt_dist.util.records import read_records, to_json
 
 
@@ -23,6 +24,10 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Add one step's record; its `step` orders it."""
+        with interrupts_wait():  # TensorBoard's queue, in which its thread would get stuck.
+            self._add(record)
+
+    def _add(self, record: dict[str, Any]) -> None:
         self._file.write(to_json(record) + "\n")
         for name, value in record.items():
             if isinstance(value, dict):

@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -357,6 +358,22 @@ def test_lanes_are_read_right_under_a_limit_of_one_shard(
     assert not [name for name in cached(options) if name.endswith(".partial")]
     tokens_of(load_corpus(server.address, options).split("train").shards[0])
     assert sum(path.stat().st_size for path in options.cache.iterdir()) <= largest
+
+
+def test_a_cache_that_is_emptied_meanwhile_is_filled_again(
+    server: Server, options: RemoteOptions, local: CorpusIndex
+) -> None:
+    """Folder and all, in the midst of a transfer; what is open is read on."""
+    shard = load_corpus(server.address, options).split("train").shards[1]
+    server.fail(ONE, ("stall", 5000))
+    found: list[list[int]] = []
+    reader = threading.Thread(target=lambda: found.append(tokens_of(shard)))
+    reader.start()
+    assert server.stalled.acquire(timeout=50)
+    shutil.rmtree(options.cache)
+    server.released.set()
+    reader.join()
+    assert found == [tokens_of(local.split("train").shards[1])]
 
 
 def test_what_is_longest_unused_goes_first_and_the_dead_with_it(

@@ -73,8 +73,10 @@ class Cache:
         is kept on a clean exit, on any other nothing is left.
 
         Raises:
+            FileNotFoundError: somebody removed the folder meanwhile; the caller tries again.
             UserError: the disk is full, or the folder cannot be written.
         """
+        self._make_folder()
         partial = self._folder / f"{sha256}{_PARTIAL}"
         try:
             with self._claimed(partial) as descriptor:
@@ -87,9 +89,11 @@ class Cache:
                     yield lambda piece, place: self._write(descriptor, piece, place)
                     os.fsync(descriptor)
                 except BaseException:
-                    partial.unlink()
+                    partial.unlink(missing_ok=True)
                     raise
                 os.replace(partial, self.path(sha256))
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise self._trouble(error) from error
 
@@ -98,10 +102,15 @@ class Cache:
         with suppress(OSError):
             self.path(sha256).unlink()
 
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._trouble(error) from error
+
     @contextmanager
     def _claimed(self, partial: Path) -> Iterator[int]:
         """A locked descriptor of the file that is called `partial` now."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         while True:
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
             _held.add(descriptor)

@@ -55,6 +55,7 @@ class Storage(Protocol):
 
         Raises:
             BadShard: it is missing, or of another size or content.
+            FileNotFoundError: its copy was removed as it came; it can be fetched again.
             UserError: it cannot be read.
         """
 
@@ -188,7 +189,7 @@ def open_file(storage: Storage, name: str, size: int, sha256: str) -> FileIO:
         try:
             return storage.fetch(name, size, sha256).open("rb", buffering=0)
         except FileNotFoundError:
-            continue  # The cache gave it up in between: another process needed the room.
+            continue  # The cache gave it up in between, for room, or somebody emptied it.
     raise UserError(
         f"{storage.address(name)}: is given up by the cache again and again before it can be "
         f"opened; allow the cache more room"

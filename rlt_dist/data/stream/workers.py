@@ -18,6 +18,7 @@ import numpy as np
 from rlt_dist.data.stream.reading import LaneGroup, Reading, Segments
 from rlt_dist.util.children import serve_parent
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.interrupts import children_without_interrupts
 
 _MOST_DEATHS = 3
 """Workers lost one after the other, without a segment between, after which reading ends."""
@@ -78,7 +79,8 @@ class Worker:
                 daemon=True,
             )
             try:
-                self._process.start()
+                with children_without_interrupts():
+                    self._process.start()
                 return
             except (EOFError, OSError) as error:
                 if not left:

@@ -137,6 +137,17 @@ def test_a_start_that_fails_is_tried_again_and_then_one_error(
         LaneLoader(reading, range(6), workers=1)
 
 
+def test_workers_and_their_server_never_see_a_ctrl_c(reading: Reading) -> None:
+    forkserver._forkserver._stop()  # the one that another test started
+    with LaneLoader(reading, range(6), workers=2) as loader:
+        loader.next()
+        pids = [worker._process.pid for worker in workers_of(loader)]
+        for pid in [*pids, forkserver._forkserver._forkserver_pid]:
+            masks = dict(line.split(":\t", 1) for line in status_of(pid).splitlines())
+            assert int(masks["SigBlk"], 16) & 1 << signal.SIGINT - 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 TRAINER = """
 import pickle, sys, time
 from pathlib import Path
@@ -177,6 +188,10 @@ def test_workers_end_with_a_trainer_that_is_killed(
 
 def is_running(pid: int) -> bool:
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        return "\nState:\tZ" not in status_of(pid)
     except FileNotFoundError:
         return False
+
+
+def status_of(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
