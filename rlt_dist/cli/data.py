@@ -162,7 +162,7 @@ def verify(corpus: CorpusPath) -> None:
     Example: `rlt-dist data verify corpora/books`
     """
     from rlt_dist.data.corpus.index import read_content
-    from rlt_dist.data.corpus.storage import open_storage
+    from rlt_dist.data.corpus.location import open_storage
     from rlt_dist.data.corpus.verify import verify_corpus
 
     storage = open_storage(corpus)

@@ -64,7 +64,7 @@ def params(
 
 def _vocabulary(data: "DataConfig") -> int:
     from rlt_dist.data.corpus.index import read_content
-    from rlt_dist.data.corpus.storage import open_storage
+    from rlt_dist.data.corpus.location import open_storage
 
     try:
         return read_content(open_storage(data.corpora[0].path)).tokenizer.vocabulary

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
+from rlt_dist.data.corpus.location import open_storage
 from rlt_dist.data.corpus.shard import Shard
-from rlt_dist.data.corpus.storage import RemoteOptions, open_storage
+from rlt_dist.data.corpus.storage import RemoteOptions
 from rlt_dist.util.errors import UserError
 
 ONE = "train-000001.tar"

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from rlt_dist.data.corpus.location import open_storage
 from rlt_dist.data.corpus.shard import Positive, Shard, ShardEntry
 from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.corpus.storage import (
@@ -31,7 +32,6 @@ from rlt_dist.data.corpus.storage import (
     REPAIR,
     RemoteOptions,
     Storage,
-    open_storage,
 )
 from rlt_dist.data.tokenizers.base import content_hash
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, parse_tokenizer

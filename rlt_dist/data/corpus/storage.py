@@ -162,22 +162,6 @@ class LocalFolder:
         return REPAIR
 
 
-def open_storage(location: str | Path, remote: RemoteOptions = DEFAULT_OPTIONS) -> Storage:
-    """The folder at a path, a `file://` address, or any address that fsspec understands.
-
-    Raises:
-        UserError: the address's protocol is unknown, or its package is not installed.
-    """
-    protocol, separator, path = str(location).partition("://")
-    if not separator:
-        return LocalFolder(Path(location))
-    if protocol == "file":
-        return LocalFolder(Path(path))
-    from rlt_dist.data.corpus.remote import RemoteFolder
-
-    return RemoteFolder(str(location), remote)
-
-
 def open_file(storage: Storage, name: str, size: int, sha256: str) -> FileIO:
     """A file of a storage, open to be read without a buffer.
 
