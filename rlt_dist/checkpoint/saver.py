@@ -1,0 +1,183 @@
+"""Saving while training goes on.
+
+At a step's end every process copies what it has into host memory; a thread writes that copy, and
+talks to the threads of the other processes in a group of their own. Two saves never run at once.
+What becomes of a save is the same on all processes.
+"""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from rlt_dist.checkpoint.manifest import Facts
+from rlt_dist.checkpoint.pieces import Pieces
+from rlt_dist.checkpoint.save import Keep, save_checkpoint
+from rlt_dist.config.run import CheckpointConfig
+from rlt_dist.mesh.world import World
+from rlt_dist.util.errors import UserError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of one save.
+
+    Attributes:
+        step: whose state it is.
+        blocked: seconds that training waited for it: the copy, and a save before it.
+        seconds: from the step's end until it was committed or given up.
+        bytes: written by all processes.
+        tensor_bytes: of all its tensors, each counted once.
+        failure: why it could not be written; None: it was.
+    """
+
+    step: int
+    blocked: float
+    seconds: float
+    bytes: int = 0
+    tensor_bytes: int = 0
+    failure: str | None = None
+
+
+class HostCopy:
+    """Host memory that takes a copy of what is saved, kept from one save to the next.
+
+    Touching memory for the first time takes several times as long as the copy itself.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[str, torch.Size], Tensor] = {}
+
+    def take(self, contents: Mapping[str, Pieces]) -> dict[str, Pieces]:
+        """A copy that stays as it is until the next one is taken."""
+        before, self._blocks = self._blocks, {}
+        taken = {}
+        for name, of in contents.items():
+            for where, block in of.blocks.items():
+                room = before.get((name, where))
+                if room is None or room.shape != block.shape or room.dtype != block.dtype:
+                    room = _host_memory(block)
+                self._blocks[name, where] = room.copy_(block, non_blocking=True)
+            own = {where: self._blocks[name, where] for where in of.blocks}
+            taken[name] = replace(of, blocks=own)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return taken
+
+
+class Saver:
+    """Writes a run's checkpoints. A context manager: its thread ends with the block.
+
+    Leaving the block waits for a save that is under way, also after an error: all processes' threads
+    are still writing it, and a process that is gone ends all others (`mesh.watch`).
+    """
+
+    def __init__(self, folder: Path, world: World, config: CheckpointConfig) -> None:
+        """To be made on all processes at the same place.
+
+        Args:
+            folder: where checkpoints lie.
+        """
+        self._folder, self._config = folder, config
+        self._world = world.beside("saving")
+        self._keep = Keep(config.keep, config.keep_every)
+        self._copy = HostCopy()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._running: Future[Saved] | None = None
+        self._finished: list[Saved] = []
+        self._failures = 0
+
+    def save(self, contents: Mapping[str, Pieces], facts: Facts) -> None:
+        """Save what a step left, which later steps may change at once.
+
+        Raises:
+            UserError: see `finished`.
+        """
+        began = time.monotonic()
+        self._wait()
+        if self._config.asynchronous:
+            contents = self._copy.take(contents)
+        blocked = time.monotonic() - began
+        self._running = self._thread.submit(self._write, contents, facts, began, blocked)
+        if not self._config.asynchronous:
+            self._wait()
+
+    def finished(self) -> list[Saved]:
+        """What became of saves since this was last asked, without waiting for any.
+
+        Raises:
+            UserError: as many in a row as the configuration allows could not be written. Processes
+                may learn of it a step apart; the first ends all.
+        """
+        if self._running is not None and self._running.done():
+            self._wait()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def finish(self) -> list[Saved]:
+        """Wait for the save under way; what became of saves since this was last asked.
+
+        Raises:
+            UserError: on every process alike, where the newest could not be written.
+        """
+        self._wait()
+        finished = self.finished()
+        if self._failures:
+            raise self._stop(finished[-1])
+        return finished
+
+    def _wait(self) -> None:
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        saved = running.result()
+        self._finished.append(saved)
+        self._failures = self._failures + 1 if saved.failure else 0
+        if self._failures >= self._config.max_failures:
+            raise self._stop(saved)
+
+    def _write(
+        self, contents: Mapping[str, Pieces], facts: Facts, began: float, blocked: float
+    ) -> Saved:
+        """The thread: one save."""
+        try:
+            manifest = save_checkpoint(self._folder, contents, facts, self._world, self._keep)
+        except UserError as error:
+            seconds = time.monotonic() - began
+            return Saved(facts.step, blocked, seconds, failure=str(error))
+        return Saved(
+            facts.step,
+            blocked if self._config.asynchronous else time.monotonic() - began,
+            time.monotonic() - began,
+            sum(file.bytes for file in manifest.files.values()),
+            manifest.tensor_bytes,
+        )
+
+    def _stop(self, saved: Saved) -> UserError:
+        times = "" if self._failures == 1 else f", the {self._failures}. failure in a row"
+        error = UserError(
+            f"step {saved.step} could not be saved{times}: {saved.failure}; then run the same "
+            "command again to go on from the checkpoint before"
+        )
+        error.shared = True
+        return error
+
+    def __enter__(self) -> "Saver":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown()
+
+
+def _host_memory(like: Tensor) -> Tensor:
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
