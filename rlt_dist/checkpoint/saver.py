@@ -73,8 +73,8 @@ class HostCopy:
 class Saver:
     """Writes a run's checkpoints. A context manager: its thread ends with the block.
 
-    Leaving the block waits for a save that is under way, also after an error: all processes' threads
-    are still writing it, and a process that is gone ends all others (`mesh.watch`).
+    Leaving the block waits for a save that is under way, also after an error: the threads of all
+    processes are still at it, and one whose process is gone is missed (`mesh.watch`).
     """
 
     def __init__(self, folder: Path, world: World, config: CheckpointConfig) -> None:
@@ -159,10 +159,10 @@ class Saver:
         )
 
     def _stop(self, saved: Saved) -> UserError:
-        times = "" if self._failures == 1 else f", the {self._failures}. failure in a row"
+        times = "" if self._failures == 1 else f", as {self._failures - 1} before it"
         error = UserError(
-            f"step {saved.step} could not be saved{times}: {saved.failure}; then run the same "
-            "command again to go on from the checkpoint before"
+            f"step {saved.step} could not be saved{times} ({saved.failure}); once there is room, "
+            "the same command goes on from the checkpoint before"
         )
         error.shared = True
         return error

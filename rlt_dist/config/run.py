@@ -81,7 +81,7 @@ class CheckpointConfig(Strict):
 
     every: PositiveInt = 100
     asynchronous: bool = True
-    """Training goes on while a copy in host memory is written; false: it waits, and none is made."""
+    """Training goes on while a copy in host memory is written; false: it waits, without a copy."""
     max_failures: PositiveInt = 3
     """Checkpoints in a row that cannot be written (disk full, read-only) at which the run stops."""
     keep: PositiveInt = 3
