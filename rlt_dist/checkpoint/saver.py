@@ -90,56 +90,52 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._running: Future[Saved] | None = None
         self._finished: list[Saved] = []
-        self._failures = 0
+        self._failures: list[Saved] = []
 
     def save(self, contents: Mapping[str, Pieces], facts: Facts) -> None:
-        """Save what a step left, which later steps may change at once.
-
-        Raises:
-            UserError: see `finished`.
-        """
+        """Save what a step left, which later steps may change at once."""
         began = time.monotonic()
-        self._wait()
+        self.wait()
         if self._config.asynchronous:
             contents = self._copy.take(contents)
         blocked = time.monotonic() - began
         self._running = self._thread.submit(self._write, contents, facts, began, blocked)
         if not self._config.asynchronous:
-            self._wait()
+            self.wait()
 
-    def finished(self) -> list[Saved]:
-        """What became of saves since this was last asked, without waiting for any.
-
-        Raises:
-            UserError: as many in a row as the configuration allows could not be written. Processes
-                may learn of it a step apart; the first ends all.
-        """
-        if self._running is not None and self._running.done():
-            self._wait()
-        finished, self._finished = self._finished, []
-        return finished
-
-    def finish(self) -> list[Saved]:
-        """Wait for the save under way; what became of saves since this was last asked.
-
-        Raises:
-            UserError: on every process alike, where the newest could not be written.
-        """
-        self._wait()
-        finished = self.finished()
-        if self._failures:
-            raise self._stop(finished[-1])
-        return finished
-
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Wait for the save that is under way."""
         if self._running is None:
             return
         running, self._running = self._running, None
         saved = running.result()
         self._finished.append(saved)
-        self._failures = self._failures + 1 if saved.failure else 0
-        if self._failures >= self._config.max_failures:
-            raise self._stop(saved)
+        self._failures = [*self._failures, saved] if saved.failure else []
+
+    def finished(self) -> list[Saved]:
+        """What became of saves since this was last asked; none is waited for."""
+        if self._running is not None and self._running.done():
+            self.wait()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def check(self, at_end: bool = False) -> None:
+        """Whether the run may go on, or end, with what could be saved of it.
+
+        Raises:
+            UserError: as many saves in a row as the configuration allows could not be written, or,
+                at the end, the last one. Processes may learn of it a step apart.
+        """
+        failures = self._failures
+        if not failures or (len(failures) < self._config.max_failures and not at_end):
+            return
+        times = "" if len(failures) == 1 else f", like {len(failures) - 1} before it"
+        error = UserError(
+            f"step {failures[-1].step} could not be saved{times} ({failures[-1].failure}); once "
+            "there is room, the same command goes on from the checkpoint before"
+        )
+        error.shared = True
+        raise error
 
     def _write(
         self, contents: Mapping[str, Pieces], facts: Facts, began: float, blocked: float
@@ -157,15 +153,6 @@ class Saver:
             sum(file.bytes for file in manifest.files.values()),
             manifest.tensor_bytes,
         )
-
-    def _stop(self, saved: Saved) -> UserError:
-        times = "" if self._failures == 1 else f", as {self._failures - 1} before it"
-        error = UserError(
-            f"step {saved.step} could not be saved{times} ({saved.failure}); once there is room, "
-            "the same command goes on from the checkpoint before"
-        )
-        error.shared = True
-        return error
 
     def __enter__(self) -> "Saver":
         return self

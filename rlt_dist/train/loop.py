@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlt_dist.checkpoint.saver import Saved
+from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
@@ -36,15 +36,18 @@ def run_training(session: Session) -> None:
         skips = 0
         while session.step < config.train.steps:
             record, result = _one_step(session, loader, reporter)
-            _tell_saves(saver.finished(), record, reporter)
+            _tell_saves(saver, record, reporter)
             if reporter:
                 reporter.step(record, result)
+            saver.check()
             skips = skips + 1 if result.skipped else 0
             if skips >= config.train.max_skips:
                 raise _too_many_skips(session, skips)
             if _due(session, config.checkpoint.every):
                 session.save(saver)
-        _tell_saves(saver.finish(), {}, reporter)
+        saver.wait()
+        _tell_saves(saver, {}, reporter)
+        saver.check(at_end=True)
 
 
 def _one_step(
@@ -103,8 +106,9 @@ def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> No
             print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
 
 
-def _tell_saves(finished: list[Saved], record: dict[str, Any], reporter: Reporter | None) -> None:
+def _tell_saves(saver: Saver, record: dict[str, Any], reporter: Reporter | None) -> None:
     """Show what became of saves; the newest is told in the record of the step that saw its end."""
+    finished = saver.finished()
     for saved in finished:
         record["checkpoint"] = {
             "step": saved.step,

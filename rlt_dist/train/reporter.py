@@ -50,9 +50,7 @@ class Reporter:
         """What became of saves; of one that was written there is nothing to say."""
         for saved in finished:
             if saved.failure:
-                self.warn(
-                    f"step {saved.step} could not be saved: {saved.failure}; training goes on"
-                )
+                self.warn(f"step {saved.step} could not be saved: {saved.failure}")
 
     def __enter__(self) -> "Reporter":
         self._progress.__enter__()
