@@ -32,7 +32,7 @@ VOCABULARY = 4096
 STEPS = 4
 """Of an interval."""
 
-_MODEL = {
+MODEL = {
     "kind": "rlt",
     "d_model": 512,
     "heads": 8,
@@ -155,7 +155,7 @@ def _config(folder: Path, asynchronous: bool) -> RunConfig:
     return RunConfig.model_validate(
         {
             "run_folder": folder,
-            "model": _MODEL,
+            "model": MODEL,
             "data": {"path": str(folder), "lanes": 4, "segment": 64},
             "optimizer": {"learning_rate": 1e-4},
             "train": {"steps": 1},
