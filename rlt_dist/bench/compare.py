@@ -124,7 +124,7 @@ def compare(bench: Bench, shape: str, choice: Choice, watch: Watch) -> Compariso
     pick("variant", bench.variants, choice.variants)
     watch("building and warming up")
     with bench.setting(bench.shapes[shape]) as sizes:
-        with _threads(choice.threads), Disturbance() as disturbance:
+        with torch_threads(choice.threads), Disturbance() as disturbance:
             steps, left_out = _build(bench, sizes, choice.variants)
             told = lambda done: watch(f"{done} rounds timed")  # noqa: E731
             samples = time_in_rounds(steps, choice.budget, told)
@@ -178,7 +178,7 @@ def _rows(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Torch's threads inside a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -163,29 +163,37 @@ def stream(
     _run(BENCHES, Wish(shape, variant, threads, seconds, segments=1, as_json=as_json))
 
 
+def usable_threads(wished: int | None) -> int:
+    """Raises UserError for more than there are cores."""
+    import os
+
+    from rlt_dist.util.errors import UserError
+
+    cores = len(os.sched_getaffinity(0))
+    threads = wished or cores
+    if threads > cores:  # they would wait for each other at every product
+        raise UserError(f"--threads {threads} is more than this process's cores, {cores}")
+    return threads
+
+
 def _run(benches: "Sequence[Bench]", wish: Wish) -> None:
     """Run the shapes asked for, each of the benchmark it belongs to."""
-    import os
     import sys
 
     from rich.console import Console
 
     from rlt_dist.bench.compare import Choice, compare, pick
-    from rlt_dist.util.errors import UserError
 
     owners = {shape: bench for bench in benches for shape in bench.shapes}
     shapes = wish.shapes or [next(iter(owners))]
     pick("shape", owners, shapes)
-    cores = len(os.sched_getaffinity(0))
-    threads = wish.threads or cores
-    if threads > cores:  # they would wait for each other at every product
-        raise UserError(f"--threads {threads} is more than this process's cores, {cores}")
+    threads = usable_threads(wish.threads)
     choice = Choice(threads, wish.seconds, wish.segments, wish.variants or ())
     # Off a terminal rich assumes 80 columns, which would cut numbers.
     console = Console(width=None if sys.stdout.isatty() else 120)
     for shape in shapes:
         bench = owners[shape]
-        with _progress(f"{bench.name} {shape}") as watch:
+        with progress(f"{bench.name} {shape}") as watch:
             found = compare(bench, shape, choice, watch)
         if wish.as_json:
             _print_json(bench.name, shape, threads, found)
@@ -231,16 +239,20 @@ def _warn(found: "Comparison") -> None:
     for reason in dict.fromkeys(found.left_out.values()):
         names = ", ".join(name for name, why in found.left_out.items() if why == reason)
         typer.echo(f"warning: left out: {names}: {reason}", err=True)
-    if found.disturbance is not None and found.disturbance > _DISTURBED:
+    warn_disturbed(found.disturbance)
+
+
+def warn_disturbed(cores: float | None) -> None:
+    if cores is not None and cores > _DISTURBED:
         typer.echo(
-            f"warning: other processes kept {found.disturbance:.1f} cores busy while this was "
+            f"warning: other processes kept {cores:.1f} cores busy while this was "
             "timed; repeat it on a quiet machine",
             err=True,
         )
 
 
 @contextmanager
-def _progress(name: str) -> Iterator["Watch"]:
+def progress(name: str) -> Iterator["Watch"]:
     """What is being done, on a terminal; nothing elsewhere."""
     from rich.console import Console
 

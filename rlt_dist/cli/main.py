@@ -7,6 +7,7 @@ import threading
 import typer
 
 from rlt_dist.cli.bench import bench_app
+from rlt_dist.cli.bench_checkpoint import checkpoint as bench_checkpoint
 from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
@@ -41,6 +42,7 @@ app.command()(params)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
 app.command()(trace)
+bench_app.command("checkpoint")(bench_checkpoint)
 app.add_typer(bench_app, name="bench")
 app.command()(report)
 app.command()(doctor)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -14,6 +14,10 @@ from rlt_dist.util.errors import UserError
 
 TIMEOUT = timedelta(minutes=5)
 """How long a collective waits for a rank that does not come before it fails."""
+
+BESIDE_TIMEOUT = timedelta(hours=2)
+"""The same of work beside the training, which may wait for a slow disk; a rank that is gone is
+missed long before (`mesh.watch`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the launcher serves the processes' store; otherwise rank 0 does."""
@@ -33,12 +37,24 @@ class World:
     rank: int
     size: int
     device: torch.device
-    _groups: dict[tuple[int, ...], dist.ProcessGroup]
+    _groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
+    _purpose: str = ""
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The group of all processes."""
-        return self._groups[tuple(range(self.size))]
+        return self.group_of(range(self.size))
+
+    def beside(self, purpose: str) -> "World":
+        """The same processes on their hosts, with a group of their own for a thread that works
+        beside.
+
+        Messages of one group must come in the same order on all ranks, and nothing orders those of
+        two threads. All processes call this at the same place.
+        """
+        other = replace(self, device=torch.device("cpu"), _purpose=purpose)
+        other.make_groups([range(self.size)])
+        return other
 
     def make_groups(self, members: Iterable[Iterable[int]]) -> None:
         """Make the groups of these ranks that are not there yet; all processes give the same.
@@ -46,9 +62,11 @@ class World:
         Also those that this process is not in: torch names a group by how many it has made (and
         one that only its members make by how many they have), and members meet by that name.
         """
+        timeout, backend = (BESIDE_TIMEOUT, "gloo") if self._purpose else (TIMEOUT, None)
         for ranks in map(tuple, members):
-            if ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=TIMEOUT)
+            if (self._purpose, ranks) not in self._groups:
+                group = dist.new_group(list(ranks), timeout, backend)
+                self._groups[self._purpose, ranks] = group
 
     def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """The group of these processes, this one among them, which was made before.
@@ -57,7 +75,7 @@ class World:
         threads, and one that is left when Python ends may still be letting go of a tensor, and
         aborts a run that had succeeded (torch 2.13, gloo).
         """
-        return self._groups[tuple(ranks)]
+        return self._groups[self._purpose, tuple(ranks)]
 
     @property
     def leads(self) -> bool:
@@ -80,10 +98,10 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     store, watch = _meet(rank, size, serves=rank == 0 and not environment.get(SERVED))
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     try:
         with watch:
-            groups[tuple(range(size))] = _group_of_all(store, rank, size, device)
+            groups["", tuple(range(size))] = _group_of_all(store, rank, size, device)
             yield World(rank, size, device, groups)
     finally:
         if groups:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
@@ -24,23 +25,29 @@ def run_training(session: Session) -> None:
     """Train from the session's step to the last, saving on the way and at the end.
 
     Raises:
-        UserError: too many steps in a row had to be skipped, or the disk is full.
+        UserError: too many steps in a row had to be skipped, or could not be saved.
     """
     config, world = session.config, session.world
     with (
         together(world, lambda: session.loader("train", session.cursors)) as loader,
+        session.saver() as saver,
         Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter,
     ):
         skips = 0
         while session.step < config.train.steps:
             record, result = _one_step(session, loader, reporter)
+            _tell_saves(saver, record, reporter)
             if reporter:
                 reporter.step(record, result)
+            saver.check()
             skips = skips + 1 if result.skipped else 0
             if skips >= config.train.max_skips:
                 raise _too_many_skips(session, skips)
             if _due(session, config.checkpoint.every):
-                session.save()
+                session.save(saver)
+        saver.wait()
+        _tell_saves(saver, {}, reporter)
+        saver.check(at_end=True)
 
 
 def _one_step(
@@ -97,6 +104,21 @@ def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> No
             reporter.say(notice)
         else:
             print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
+
+
+def _tell_saves(saver: Saver, record: dict[str, Any], reporter: Reporter | None) -> None:
+    """Show what became of saves; the newest is told in the record of the step that saw its end."""
+    finished = saver.finished()
+    for saved in finished:
+        record["checkpoint"] = {
+            "step": saved.step,
+            "blocked_seconds": saved.blocked,
+            "seconds": saved.seconds,
+            "bytes": saved.bytes,
+            "failed": int(saved.failure is not None),
+        }
+    if reporter:
+        reporter.saves(finished)
 
 
 def _due(session: Session, every: int) -> bool:
