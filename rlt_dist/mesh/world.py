@@ -5,15 +5,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from rlt_dist.mesh.watch import watched
+from rlt_dist.mesh.watch import Alone, Watch, watched
 from rlt_dist.util.errors import UserError
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a collective waits for a rank that does not come before it fails."""
+"""How long processes wait for each other to meet."""
+
+LONGEST_WAIT = timedelta(hours=2)
+"""How long a collective waits for a rank that does not come. One that is gone is missed sooner
+(`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the launcher serves the processes' store; otherwise rank 0 does."""
@@ -28,11 +33,13 @@ class World:
     Attributes:
         rank, size: this process and how many there are.
         device: where this process computes.
+        watch: ends them all.
     """
 
     rank: int
     size: int
     device: torch.device
+    watch: Watch
     _groups: dict[tuple[int, ...], dist.ProcessGroup]
 
     @property
@@ -48,7 +55,7 @@ class World:
         """
         for ranks in map(tuple, members):
             if ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=TIMEOUT)
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=LONGEST_WAIT)
 
     def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """The group of these processes, this one among them, which was made before.
@@ -58,6 +65,10 @@ class World:
         aborts a run that had succeeded (torch 2.13, gloo).
         """
         return self._groups[tuple(ranks)]
+
+    def end(self, why: str) -> NoReturn:
+        """End all processes at once, from any thread, for a reason of this one."""
+        self.watch.end(f"rank {self.rank}: {why}" if self.size > 1 else why)
 
     @property
     def leads(self) -> bool:
@@ -79,31 +90,31 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     device = _device(local_rank)
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    store, watch = _meet(rank, size, serves=rank == 0 and not environment.get(SERVED))
+    store, watching = _meet(rank, size, served=bool(environment.get(SERVED)))
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     try:
-        with watch:
+        with watching as watch:
             groups[tuple(range(size))] = _group_of_all(store, rank, size, device)
-            yield World(rank, size, device, groups)
+            yield World(rank, size, device, watch, groups)
     finally:
         if groups:
             groups.clear()
             dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, serves: bool) -> tuple[dist.Store, AbstractContextManager[None]]:
+def _meet(rank: int, size: int, served: bool) -> tuple[dist.Store, AbstractContextManager[Watch]]:
     """A store that all processes reach, and what watches that none of them fails unseen."""
     if size == 1:
-        return dist.HashStore(), nullcontext()
+        return dist.HashStore(), nullcontext(Alone())
     store, *_ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
-    return store, watched(store, rank, size, serves)
+    return store, watched(store, rank, size, rank == 0 and not served, served)
 
 
 def _group_of_all(
     store: dist.Store, rank: int, size: int, device: torch.device
 ) -> dist.ProcessGroup:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
     assert dist.group.WORLD is not None
     return dist.group.WORLD
 

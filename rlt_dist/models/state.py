@@ -57,11 +57,12 @@ def restart_lanes(state: State, restart: Tensor) -> State:
 
 
 def mean_squares(state: State) -> dict[str, Tensor]:
-    """Mean square over lanes and entries of every floating-point tensor, by name, in float64."""
+    """Mean square of every lane's entries of every floating-point tensor, by name: float64 [b]."""
+    norm = torch.linalg.vector_norm
     return {
-        name: tensor.detach().double().square().mean()
-        for name, tensor in state.items()
-        if tensor.is_floating_point() and tensor.numel()
+        name: norm(rows, dim=1, dtype=torch.float64).square() / rows.shape[1]
+        for name, rows in ((name, tensor.detach().flatten(1)) for name, tensor in state.items())
+        if rows.is_floating_point() and rows.numel()
     }
 
 

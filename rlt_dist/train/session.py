@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
-from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
+from rlt_dist.checkpoint.manifest import Facts, GuardFacts, checkpoints, latest, read_manifest
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
 from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
 from rlt_dist.config.model import TransformerXLConfig
@@ -40,6 +40,7 @@ class Session:
         state: what this process's lanes carry.
         cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
+        guard: what the guard remembers.
         notes: what a person should know of how the run was started.
     """
 
@@ -52,6 +53,7 @@ class Session:
     state: State
     cursors: Tensor
     byte_lengths: Tensor
+    guard: GuardFacts
     notes: list[str]
 
     @property
@@ -92,6 +94,7 @@ class Session:
             tokenizer=self.corpora.tokenizer.hash,
             corpus=self.corpora.fingerprint,
             identity=self.config.identity(),
+            guard=self.guard,
         )
         folder = self.config.run_folder / CHECKPOINTS
         contents = self.contents().pieces(self.local_model, self.mesh)
@@ -152,6 +155,7 @@ def _new_session(
         state=model.model.empty_state(len(local)),
         cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
+        guard=GuardFacts(),
         notes=[],
     )
 
@@ -236,7 +240,8 @@ def _resume(session: Session, folder: Path) -> None:
             parameter.copy_(contents.model[name])
     session.optimizer.load(contents.optimizer)
     session.state, session.cursors = contents.state, contents.cursors
-    session.step = read_manifest(folder).facts.step
+    facts = read_manifest(folder).facts
+    session.step, session.guard = facts.step, facts.guard
     session.notes.append(f"resumed from {folder} at step {session.step}")
     if session.step >= session.config.train.steps:
         session.notes.append("nothing left to do; raise train.steps to go on")

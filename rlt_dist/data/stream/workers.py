@@ -17,6 +17,7 @@ import numpy as np
 
 from rlt_dist.data.stream.reading import LaneGroup, Reading, Segments
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.signals import SIGNALS
 
 _MOST_DEATHS = 3
 """Workers lost one after the other, without a segment between, after which reading ends."""
@@ -63,7 +64,7 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._connection.close()
-        self._process.terminate()
+        self._process.kill()
         self._process.join()
 
     def _start(self) -> None:
@@ -102,7 +103,8 @@ def _read_ahead(
     connection: Connection, reading: Reading, lanes: Sequence[int], cursors: np.ndarray, ahead: int
 ) -> None:
     """A worker's life: it ends with its trainer, or with an error, which it hands over."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the trainer's to answer
+    for number in SIGNALS:  # the trainer's to answer, and some launchers send them to all
+        signal.signal(number, signal.SIG_IGN)
     ready: Queue[Segments | Exception] = Queue(ahead)
     arguments = (ready, reading, lanes, cursors)
     threading.Thread(target=_fill, args=arguments, daemon=True).start()
