@@ -58,12 +58,16 @@ def restart_lanes(state: State, restart: Tensor) -> State:
 
 def mean_squares(state: State) -> dict[str, Tensor]:
     """Mean square of every lane's entries of every floating-point tensor, by name: float64 [b]."""
-    norm = torch.linalg.vector_norm
     return {
-        name: norm(rows, dim=1, dtype=torch.float64).square() / rows.shape[1]
-        for name, rows in ((name, tensor.detach().flatten(1)) for name, tensor in state.items())
-        if rows.is_floating_point() and rows.numel()
+        name: _mean_square(tensor.detach().flatten(1))
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and tensor.numel()
     }
+
+
+def _mean_square(rows: Tensor) -> Tensor:
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square() / rows.shape[1]
 
 
 def _zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:
