@@ -65,7 +65,8 @@ class Stop:
         of_all: list[str | None] = [None] * self._world.size
         dist.all_gather_object(of_all, wish, group=self._world.group)
         rank, found = next((rank, wish) for rank, wish in enumerate(of_all) if wish)
-        self.why = f"stopped after step {self._session.step}: rank {rank} {found}"
+        when = f"after step {self._session.step}" if self._session.step else "before the first step"
+        self.why = f"stopped {when}: rank {rank} {found}"
         return True
 
     @contextmanager

@@ -45,7 +45,7 @@ class Signals:
         if self.first is None:
             self.first, self._heard = name, time.monotonic()
         elif time.monotonic() - self._heard > _SAME:
-            self.at_second(f"a second signal, {name}: ended at once, nothing was saved")
+            self.at_second(f"a second signal, {name}: ended at once, without saving")
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
     asked.py RUNS RESULTS
 
-RUNS is a JSON file, a list of {"config", "ranks", "events", "arguments", "environment", "after"}:
+RUNS is a JSON file, a list of {"config", "ranks", "events", "arguments", "ends_soon", "after"}:
 rank 0 serves the store, as under srun, and nobody ends the others. An event is {"rank", "moment",
 "do", ...}: what this rank does when it is there for the first time. RESULTS gets, for each run,
-{"statuses", "seconds", "errors"} by rank, from the first event to each rank's end. A run with
-"after" begins when that one, named by its number, has ended. torch is imported once, before any
+{"statuses", "seconds", "errors"} by rank, from the first event to each rank's end. "ends_soon" is a
+rank whose job ends in 8 s. A run with "after" begins when that one, named by its number, has ended. torch is imported once, before any
 fork; `TOGETHER` runs are under way at a time.
 """
 
@@ -27,11 +27,14 @@ import torch.utils.tensorboard
 from rlt_dist.cli.main import main as rlt_dist_main
 from rlt_dist.mesh import watch
 from rlt_dist.train import loop, session, step, watchdog
+from rlt_dist.util.signals import SIGNALS
 
 TOGETHER = 4
 LIMIT_SECONDS = 60
 BETWEEN = 0.7
 """Seconds between two signals that are two wishes."""
+HANDLERS = "handlers.json"
+"""Written by a rank that looks what Python calls for each signal."""
 
 Run = dict[str, Any]
 
@@ -70,10 +73,15 @@ class Doings:
         elif do == "signal while busy":
             threading.Timer(seconds / 2, self._send, (to, name)).start()
             busy(seconds)
+        elif do == "signal to the group":
+            os.killpg(self._pid(to), signal.Signals[name])
         elif do == "two signals":
             self._send(to, name)
             threading.Timer(BETWEEN, self._send, (to, "SIGINT")).start()
             busy(LIMIT_SECONDS)
+        elif do == "look at handlers":
+            found = {number.name: signal.getsignal(number).__module__ for number in SIGNALS}
+            (self._folder / HANDLERS).write_text(json.dumps(found))
         elif do == "sleep":
             time.sleep(seconds)
         elif do == "spin":
@@ -83,8 +91,10 @@ class Doings:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def _send(self, to: int, name: str) -> None:
-        pid = int((self._folder / f"pid-{to}").read_text())
-        os.kill(pid, signal.Signals[name])
+        os.kill(self._pid(to), signal.Signals[name])
+
+    def _pid(self, rank: int) -> int:
+        return int((self._folder / f"pid-{rank}").read_text())
 
 
 def busy(seconds: float) -> None:
@@ -109,7 +119,9 @@ def be_a_rank(run: Run, rank: int, port: int, folder: Path) -> None:
         own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": run["ranks"]}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in (own | meeting).items()})
-    os.environ.update(run.get("environment", {}).get(str(rank), {}))
+    if rank == run.get("ends_soon"):
+        os.environ["SLURM_JOB_END_TIME"] = str(int(time.time()) + 8)
+    os.setpgid(0, 0)  # torchrun gives each rank a group of its own as well
     Doings(run, rank, folder)
     sys.argv = ["rlt-dist", "train", run["config"], *run.get("arguments", ())]
     code: Any = 1
