@@ -221,6 +221,7 @@ def _steps(run_folder: Path) -> list[dict[str, Any]]:
     for record in records:
         for measured_by_clock in ("seconds", "tokens_per_second"):
             del record[measured_by_clock]
+        record.pop("checkpoint", None)  # which step sees the end of a save is the clock's, too
     return records
 
 

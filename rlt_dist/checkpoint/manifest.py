@@ -8,8 +8,9 @@ that fits its files is not a checkpoint, whatever its name.
 import json
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -52,26 +53,34 @@ class Facts(BaseModel):
         tokenizer: the tokenizer's hash.
         corpus: the shard index's fingerprint.
         identity: what makes it this run, by whole key (`RunConfig.identity`).
+        mesh: data x pipeline x tensor of the processes that wrote it.
         guard: what the decisions on later steps depend on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: int = 1
+    format: Literal[2] = 2
     step: int
     tokens: int
     tokenizer: str
     corpus: str
     identity: dict[str, Any]
+    mesh: str
     guard: GuardFacts = GuardFacts()
 
 
 class Manifest(BaseModel):
-    """The facts, and the files by name."""
+    """What is said of a checkpoint, and how it can be seen that it is whole.
+
+    Attributes:
+        tensor_bytes: of all its tensors, each counted once.
+        files: by name.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     facts: Facts
+    tensor_bytes: int
     files: dict[str, FileFacts]
 
 
@@ -85,17 +94,15 @@ def step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def describe_files(folder: Path) -> dict[str, FileFacts]:
-    """Size and hash of every file in a folder."""
-    files = sorted(path for path in folder.iterdir() if path.name != MANIFEST)
+def describe_files(paths: Iterable[Path]) -> dict[str, FileFacts]:
+    """Size and hash of files, by name."""
     return {
-        path.name: FileFacts(bytes=path.stat().st_size, sha256=sha256_file(path)) for path in files
+        path.name: FileFacts(bytes=path.stat().st_size, sha256=sha256_file(path)) for path in paths
     }
 
 
-def write_manifest(folder: Path, facts: Facts, files: dict[str, FileFacts]) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest; it is the last file of a checkpoint."""
-    manifest = Manifest(facts=facts, files=files)
     write_atomic(folder / MANIFEST, json.dumps(manifest.model_dump(), indent=1))
 
 

@@ -78,8 +78,14 @@ class CheckpointConfig(Strict):
     """When a checkpoint is written; the last step always is."""
 
     every: PositiveInt = 100
+    asynchronous: bool = True
+    """Training goes on while a copy in host memory is written; false: it waits, without a copy."""
+    max_failures: PositiveInt = 3
+    """Checkpoints in a row that cannot be written (disk full, read-only) at which the run stops."""
     keep: PositiveInt = 3
     """How many of the newest are kept."""
+    keep_every: PositiveInt | None = None
+    """Checkpoints of every so many steps are kept for ever; null: none."""
 
 
 class SpikeConfig(Strict):
@@ -230,6 +236,12 @@ class RunConfig(Strict):
         if self.schedule.warmup > self.train.steps:
             raise ValueError(
                 f"schedule.warmup {self.schedule.warmup} exceeds train.steps {self.train.steps}"
+            )
+        kept, every = self.checkpoint.keep_every, self.checkpoint.every
+        if kept is not None and kept % every:
+            raise ValueError(
+                f"checkpoint.keep_every {kept} is no multiple of checkpoint.every {every}: "
+                "there would be nothing to keep at most of these steps"
             )
         if self.schedule.minimum > self.optimizer.learning_rate:
             raise ValueError(

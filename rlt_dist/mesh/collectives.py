@@ -51,6 +51,16 @@ def together(world: World, action: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+def everyones(world: World, action: Callable[[], T]) -> list[T]:
+    """Do something on every process; each gets all results, by rank. Errors as in `together`."""
+    outcomes: list[tuple[T | None, str | None]] = [(None, None)] * world.size
+    dist.all_gather_object(outcomes, _attempt(action), group=world.group)
+    for rank, (_, message) in enumerate(outcomes):
+        if message is not None:
+            raise _shared(message, rank, world)
+    return [result for result, _ in outcomes]  # type: ignore[misc]
+
+
 def on_leader(world: World, action: Callable[[], T]) -> T:
     """Do something on the leading process only; all get its result, or its error."""
     outcome: list[tuple[T | None, str | None]] = [_attempt(action) if world.leads else (None, None)]

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NoReturn
 
@@ -17,8 +17,8 @@ TIMEOUT = timedelta(minutes=5)
 """How long processes wait for each other to meet."""
 
 LONGEST_WAIT = timedelta(hours=2)
-"""How long a collective waits for a rank that does not come. One that is gone is missed sooner
-(`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
+"""How long a collective waits for a rank, which may load, compile, or wait for a slow disk. One that
+is gone is missed sooner (`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the launcher serves the processes' store; otherwise rank 0 does."""
@@ -40,12 +40,24 @@ class World:
     size: int
     device: torch.device
     watch: Watch
-    _groups: dict[tuple[int, ...], dist.ProcessGroup]
+    _groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
+    _purpose: str = ""
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The group of all processes."""
-        return self._groups[tuple(range(self.size))]
+        return self.group_of(range(self.size))
+
+    def beside(self, purpose: str) -> "World":
+        """The same processes on their hosts, with a group of their own for a thread that works
+        beside.
+
+        Messages of one group must come in the same order on all ranks, and nothing orders those of
+        two threads. All processes call this at the same place.
+        """
+        other = replace(self, device=torch.device("cpu"), _purpose=purpose)
+        other.make_groups([range(self.size)])
+        return other
 
     def make_groups(self, members: Iterable[Iterable[int]]) -> None:
         """Make the groups of these ranks that are not there yet; all processes give the same.
@@ -53,9 +65,11 @@ class World:
         Also those that this process is not in: torch names a group by how many it has made (and
         one that only its members make by how many they have), and members meet by that name.
         """
+        backend = "gloo" if self._purpose else None
         for ranks in map(tuple, members):
-            if ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=LONGEST_WAIT)
+            if (self._purpose, ranks) not in self._groups:
+                group = dist.new_group(list(ranks), LONGEST_WAIT, backend)
+                self._groups[self._purpose, ranks] = group
 
     def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
         """The group of these processes, this one among them, which was made before.
@@ -64,7 +78,7 @@ class World:
         threads, and one that is left when Python ends may still be letting go of a tensor, and
         aborts a run that had succeeded (torch 2.13, gloo).
         """
-        return self._groups[tuple(ranks)]
+        return self._groups[self._purpose, tuple(ranks)]
 
     def end(self, why: str) -> NoReturn:
         """End all processes at once, from any thread, for a reason of this one."""
@@ -91,10 +105,10 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
     store, watching = _meet(rank, size, served=bool(environment.get(SERVED)))
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     try:
         with watching as watch:
-            groups[tuple(range(size))] = _group_of_all(store, rank, size, device)
+            groups["", tuple(range(size))] = _group_of_all(store, rank, size, device)
             yield World(rank, size, device, watch, groups)
     finally:
         if groups:

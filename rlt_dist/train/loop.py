@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
@@ -30,31 +31,38 @@ def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
         whether the last step is done; if not, all agreed to stop, and what was done is saved.
 
     Raises:
-        UserError: the guard has stopped the run, or the disk is full.
+        UserError: the guard has stopped the run, or it could not be saved.
     """
     config, world = session.config, session.world
     guard, norms = Guard(config, session.guard), StateNorms(world)
     stop, saved = Stop(session, wishes), session.step
     with (
         together(world, lambda: session.loader("train", session.cursors)) as loader,
+        session.saver() as saver,
         Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter,
         Watchdog(world, config.run_folder, config.guard.step_timeout) as watchdog,
     ):
-        while session.step < config.train.steps and not stop.agreed():
+        while session.step < config.train.steps and not stop.agreed(saver.busy):
             before = session.cursors
             with stop.timing_step():
                 with watchdog.step(session.step + 1):
                     record, result = _one_step(session, loader, reporter, guard)
                 _measure(session, norms, record, result.skipped)
+            _tell_saves(saver, stop, record, reporter)
             if reporter:
                 reporter.step(record, result)
+            saver.check()
             _consult(guard, session, reporter, GuardedStep(record, result, session.local, before))
             if _due(session, config.checkpoint.every):
-                saved = _save(session, stop)
+                session.save(saver)
+                saved = session.step
         if reporter and stop.why:
             reporter.say(f"{stop.why}; the same command goes on from there")
         if saved < session.step:
-            _save(session, stop)
+            session.save(saver)
+        saver.wait()
+        _tell_saves(saver, stop, {}, reporter)
+        saver.check(at_end=True)
         if reporter:
             reporter.ended("stopped" if stop.why else "finished", session.step, stop.why)
     return stop.why is None
@@ -121,13 +129,6 @@ def _consult(guard: Guard, session: Session, reporter: Reporter | None, step: Gu
         raise error
 
 
-def _save(session: Session, stop: Stop) -> int:
-    """Save the step just done; its number."""
-    with stop.timing_save():
-        session.save()
-    return session.step
-
-
 def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> None:
     """Show what happened to the data of this process's lanes; others may read the same ones."""
     place = session.mesh.place
@@ -138,6 +139,24 @@ def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> No
             reporter.say(notice)
         else:
             print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
+
+
+def _tell_saves(
+    saver: Saver, stop: Stop, record: dict[str, Any], reporter: Reporter | None
+) -> None:
+    """Show what became of saves; the newest is told in the record of the step that saw its end."""
+    finished = saver.finished()
+    for saved in finished:
+        stop.note_save(saved.seconds)
+        record["checkpoint"] = {
+            "step": saved.step,
+            "blocked_seconds": saved.blocked,
+            "seconds": saved.seconds,
+            "bytes": saved.bytes,
+            "failed": int(saved.failure is not None),
+        }
+    if reporter:
+        reporter.saves(finished)
 
 
 def _due(session: Session, every: int) -> bool:

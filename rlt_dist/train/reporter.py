@@ -1,10 +1,12 @@
 """What the leading process tells of a run: metrics on disk, progress on the screen."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Literal
 
 from rlt_dist.checkpoint.run_folder import ENDED
+from rlt_dist.checkpoint.saver import Saved
 from rlt_dist.config.run import RunConfig
 from rlt_dist.train.metrics import MetricsLog
 from rlt_dist.train.progress import TrainingProgress
@@ -23,10 +25,14 @@ class Reporter:
         self._notes = notes
         self._run_folder = config.run_folder
         (config.run_folder / ENDED).unlink(missing_ok=True)
+        self._metrics_wait = False
 
     def step(self, record: dict[str, Any], result: StepResult) -> None:
         """One step's record."""
         self._log.write(record)
+        if self._log.trouble and not self._metrics_wait:
+            self.warn(f"metrics cannot be written and wait in memory: {self._log.trouble}")
+        self._metrics_wait = self._log.trouble is not None
         self._progress.step(record["step"], result, record["tokens_per_second"])
         if result.skipped:
             self._progress.say(f"step {record['step']}: {result.refusal}; skipped")
@@ -53,6 +59,16 @@ class Reporter:
         ending = {"how": how, "step": step, "why": why}
         write_atomic(self._run_folder / ENDED, to_json(ending) + "\n")
 
+    def warn(self, notice: str) -> None:
+        """Something that a person should do something about."""
+        self._progress.say(f"WARNING: {notice}")
+
+    def saves(self, finished: Sequence[Saved]) -> None:
+        """What became of saves; of one that was written there is nothing to say."""
+        for saved in finished:
+            if saved.failure:
+                self.warn(f"step {saved.step} could not be saved: {saved.failure}")
+
     def __enter__(self) -> "Reporter":
         self._progress.__enter__()
         for note in self._notes:
@@ -66,4 +82,6 @@ class Reporter:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
-        self._log.close()
+        # An error that is on its way says more than records which the same disk does not take.
+        with suppress(OSError) if error else nullcontext():
+            self._log.close()

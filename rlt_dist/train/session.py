@@ -12,7 +12,8 @@ from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
 from rlt_dist.checkpoint.manifest import Facts, GuardFacts, checkpoints, latest, read_manifest
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
-from rlt_dist.checkpoint.save import clear_leftovers, save_checkpoint
+from rlt_dist.checkpoint.save import clear_leftovers
+from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.corpora import Corpora, check_lanes, open_corpora
@@ -71,6 +72,10 @@ class Session:
         """This process's lanes."""
         return _local_lanes(self.config, self.mesh)
 
+    def saver(self) -> Saver:
+        """What writes its checkpoints; made on all processes at the same place."""
+        return Saver(self.config.run_folder / CHECKPOINTS, self.world, self.config.checkpoint)
+
     def loader(self, split: str, cursors: Tensor | None = None) -> LaneLoader:
         """A reader of this process's lanes of a split, from cursors or from the start.
 
@@ -86,19 +91,18 @@ class Session:
             ahead=data.ahead,
         )
 
-    def save(self) -> Path:
-        """Write a checkpoint of the step just done."""
+    def save(self, saver: Saver) -> None:
+        """Save the step just done."""
         facts = Facts(
             step=self.step,
             tokens=self.step * self.config.data.lanes * self.config.data.segment,
             tokenizer=self.corpora.tokenizer.hash,
             corpus=self.corpora.fingerprint,
             identity=self.config.identity(),
+            mesh=str(self.mesh.axes),
             guard=self.guard,
         )
-        folder = self.config.run_folder / CHECKPOINTS
-        contents = self.contents().pieces(self.local_model, self.mesh)
-        return save_checkpoint(folder, contents, facts, self.mesh, self.config.checkpoint.keep)
+        saver.save(self.contents().pieces(self.local_model, self.mesh), facts)
 
     def contents(self) -> Contents:
         """What a checkpoint keeps of it."""

@@ -56,9 +56,13 @@ class Stop:
         self._saved = False
         self.why: str | None = None
 
-    def agreed(self) -> bool:
-        """Whether to stop after the step just done; alike on all ranks."""
-        wish = self._wish()
+    def agreed(self, saving: bool) -> bool:
+        """Whether to stop after the step just done; alike on all ranks.
+
+        Args:
+            saving: an earlier save is still under way, and has to end before the last one begins.
+        """
+        wish = self._wish(saving)
         wishes = torch.tensor(int(wish is not None), device=self._world.device)
         if not int(all_sum(wishes, self._world.group)):
             return False
@@ -76,21 +80,18 @@ class Stop:
         yield
         self._step = max(self._step, time.monotonic() - began)
 
-    @contextmanager
-    def timing_save(self) -> Iterator[None]:
-        """Measure a save."""
-        began = time.monotonic()
-        yield
-        seconds = time.monotonic() - began
+    def note_save(self, seconds: float) -> None:
+        """A save has taken so long."""
         self._save = max(seconds, self._save) if self._saved else seconds
         self._saved = True
 
-    def _wish(self) -> str | None:
+    def _wish(self, saving: bool) -> str | None:
         """Why this process wants to stop before the next step."""
         if self._wishes.signals and self._wishes.signals.first:
             return f"was sent {self._wishes.signals.first}"
         deadline = self._wishes.deadline
-        if deadline is None or time.time() + self._step + self._save < deadline:
+        lead = self._step + self._save * (1 + saving)
+        if deadline is None or time.time() + lead < deadline:
             return None
         when = datetime.fromtimestamp(deadline).astimezone().isoformat(" ", "seconds")
         return (

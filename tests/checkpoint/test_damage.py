@@ -175,7 +175,8 @@ def test_only_the_newest_are_kept_and_the_one_just_written_always_is(
     """Also where damaged ones of later steps lie about from before."""
     for step in (4, 5):
         flip_a_bit(checkpoint(run, step))
-    config = configure(tmp_path, "rlt1", "checkpoint.every=1", "checkpoint.keep=1")
+    waiting = "checkpoint.asynchronous=false"
+    config = configure(tmp_path, "rlt1", "checkpoint.every=1", "checkpoint.keep=1", waiting)
     kept = []
 
     def look(session: Any) -> None:

@@ -6,8 +6,8 @@ RUNS is a JSON file, a list of {"config", "ranks", "events", "arguments", "ends_
 rank 0 serves the store, as under srun, and nobody ends the others. An event is {"rank", "moment",
 "do", ...}: what this rank does when it is there for the first time. RESULTS gets, for each run,
 {"statuses", "seconds", "errors"} by rank, from the first event to each rank's end. "ends_soon" is a
-rank whose job ends in 8 s. A run with "after" begins when that one, named by its number, has ended. torch is imported once, before any
-fork; `TOGETHER` runs are under way at a time.
+rank whose job ends in 8 s. A run with "after" begins when that one, named by its number, has ended.
+torch is imported once, before any fork; `TOGETHER` runs are under way at a time.
 """
 
 import ctypes

@@ -16,7 +16,7 @@ import typer
 from torch.distributed import checkpoint as dcp
 from typer.testing import CliRunner
 
-from rlt_dist.checkpoint.manifest import Facts, describe_files, write_manifest
+from rlt_dist.checkpoint.manifest import Facts, Manifest, describe_files, write_manifest
 from rlt_dist.cli.report import report
 from rlt_dist.config.model import RltConfig, TransformerXLConfig
 from rlt_dist.study.figures import smooth, state_panels, thin
@@ -214,8 +214,9 @@ def test_parameters_are_counted_in_the_newest_readable_checkpoint(tmp_path: Path
     folder = run / "checkpoints" / "step-00000020"
     tensors = {"model.a": torch.zeros(30, 41), "model.b": torch.zeros(4), "state.s": torch.zeros(9)}
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    facts = Facts(step=20, tokens=1, tokenizer="t", corpus="c", identity={})
-    write_manifest(folder, facts, describe_files(folder))
+    facts = Facts(step=20, tokens=1, tokenizer="t", corpus="c", identity={}, mesh="1x1x1")
+    files = describe_files(folder.iterdir())
+    write_manifest(folder, Manifest(facts=facts, tensor_bytes=4972, files=files))
     (run / "checkpoints" / "step-00000040").mkdir()
     assert "Parameters 1,234" in run_report(run)
 

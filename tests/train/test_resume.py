@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from rlt_dist.checkpoint.load import stored_tensors
+from rlt_dist.checkpoint.load import find_checkpoint, stored_tensors
 from rlt_dist.checkpoint.manifest import verify
 from rlt_dist.mesh.world import open_world
 from rlt_dist.util.errors import UserError
@@ -210,7 +210,9 @@ def test_a_checkpoint_whose_state_and_cursors_disagree_is_refused(
     with open_world({"OMP_NUM_THREADS": "1"}) as world:
         session = driver.train(config, world).session
         session.cursors[3, 0, 3] += 1
-        verify(session.save())
+        with session.saver() as saver:
+            session.save(saver)
+        verify(find_checkpoint(config.run_folder))
     with pytest.raises(UserError, match="state and data cursors do not agree"):
         driver.train(configure(tmp_path, "rlt1"))
 
