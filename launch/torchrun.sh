@@ -9,4 +9,6 @@ environment=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv
 # The processes share the cores; torchrun would give each of them one.
 share=$(($(nproc) / processes))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((share > 0 ? share : 1))}
-exec "$environment/bin/torchrun" --standalone --nproc-per-node "$processes" -m rlt_dist train "$@"
+# What the processes understand (rlt-dist train --help), torchrun is to pass on to them.
+exec "$environment/bin/torchrun" --standalone --nproc-per-node "$processes" \
+  --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 -m rlt_dist train "$@"

@@ -30,6 +30,20 @@ class FileFacts(BaseModel):
     sha256: str
 
 
+class GuardFacts(BaseModel):
+    """What a run's guard remembers of the steps before (`train.guard`).
+
+    Attributes:
+        skips: steps skipped in a row up to this one.
+        losses: of the last steps that were not skipped, the newest last.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    skips: int = 0
+    losses: tuple[float, ...] = ()
+
+
 class Facts(BaseModel):
     """What a checkpoint says of itself beside its tensors.
 
@@ -40,6 +54,7 @@ class Facts(BaseModel):
         corpus: the shard index's fingerprint.
         identity: what makes it this run, by whole key (`RunConfig.identity`).
         mesh: data x pipeline x tensor of the processes that wrote it.
+        guard: what the decisions on later steps depend on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -51,6 +66,7 @@ class Facts(BaseModel):
     corpus: str
     identity: dict[str, Any]
     mesh: str
+    guard: GuardFacts = GuardFacts()
 
 
 class Manifest(BaseModel):

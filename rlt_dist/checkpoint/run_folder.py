@@ -6,6 +6,9 @@ metrics.jsonl     one object a step
 tensorboard/      the same for TensorBoard
 checkpoints/      step-00000100, ...
 evaluations.jsonl what `rlt-dist eval` measured
+ended.json        how the last start ended: finished, stopped or guard; absent while one is at work
+guard-step-*.txt  what was wrong with the steps after which the guard stopped the run
+stacks/           every rank's Python stacks, where a step was stuck
 """
 
 from pathlib import Path
@@ -19,6 +22,7 @@ from rlt_dist.util.lock import LOCK
 
 CONFIG, TOKENIZER, METRICS = "config.yaml", "tokenizer.json", "metrics.jsonl"
 CHECKPOINTS, TENSORBOARD, EVALUATIONS = "checkpoints", "tensorboard", "evaluations.jsonl"
+ENDED, STACKS = "ended.json", "stacks"
 
 _MARK = "# Written by `rlt-dist train`: the configuration of the run in this folder, resolved.\n"
 

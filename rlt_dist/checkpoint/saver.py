@@ -103,6 +103,11 @@ class Saver:
         if not self._config.asynchronous:
             self.wait()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a save is under way."""
+        return self._running is not None and not self._running.done()
+
     def wait(self) -> None:
         """Wait for the save that is under way."""
         if self._running is None:

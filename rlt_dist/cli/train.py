@@ -1,9 +1,16 @@
 """`rlt-dist train`: one YAML file is one run."""
 
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from rlt_dist.util.signals import Signals, heard
+
+STOPPED = 75
+"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
 
 
 def train(
@@ -16,6 +23,15 @@ def train(
         bool,
         typer.Option("--skip-bad-shards", help="The same as data.skip_bad_shards=true."),
     ] = False,
+    stop_before: Annotated[
+        str | None,
+        typer.Option(
+            "--stop-before",
+            metavar="TIME|DURATION",
+            help="Save and end in time before this: 2h, 1h30m, 2026-12-01T08:00. "
+            "Under Slurm also before the job's end.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -23,12 +39,32 @@ def train(
     starts and resumes. Several processes are started with torchrun; each takes its share of the
     lanes, and their number never changes the result.
 
+    SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) at any one process make all finish the step, save and end; a
+    second one ends them at once. Exit status: 0 finished; 75 stopped and saved, the same command
+    goes on; 2 a mistake that you can correct, or stopped by the guard; 1 a defect, a lost or stuck
+    process, or a second signal. torchrun's own is 1 whatever the processes' is: RUN/ended.json says
+    how a start ended.
+
     Examples:
 
     `rlt-dist train configs/rlt_stdlib.yaml train.steps=100`
 
+    `rlt-dist train configs/rlt_stdlib.yaml --stop-before 90m`
+
     `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
     """
+    began = time.time()
+    wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
+    with heard() as signals:
+        finished = _train(file, wished, signals, stop_before, began)
+    if not finished:
+        raise typer.Exit(STOPPED)
+
+
+def _train(
+    file: Path, overrides: list[str], signals: Signals, stop_before: str | None, began: float
+) -> bool:
+    """Train as one process of a run; whether it is finished."""
     from rlt_dist.checkpoint.run_folder import check_moved
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
@@ -37,10 +73,12 @@ def train(
     from rlt_dist.parallel.mesh import mesh_of
     from rlt_dist.train.loop import run_training
     from rlt_dist.train.session import open_session
+    from rlt_dist.train.stop import Wishes, deadline_of
 
-    wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
     with open_world() as world:
-        config = together(world, lambda: load_typed(file, RunConfig, wished))
+        signals.at_second = world.end
+        deadline = together(world, lambda: deadline_of(stop_before, began, os.environ))
+        config = together(world, lambda: load_typed(file, RunConfig, overrides))
         together(world, lambda: check_moved(file, config))
         with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
-            run_training(session)
+            return run_training(session, Wishes(signals, deadline))

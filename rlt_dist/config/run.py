@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -63,8 +63,6 @@ class TrainConfig(Strict):
     pipeline, as many micro-batches as it has stages, or the next larger number of equal ones."""
     log_every: PositiveInt = 10
     """Steps between lines on a screen that is not a terminal."""
-    max_skips: PositiveInt = 10
-    """Steps skipped in a row (loss or gradient not finite) after which the run stops."""
 
 
 class ValidationConfig(Strict):
@@ -88,6 +86,44 @@ class CheckpointConfig(Strict):
     """How many of the newest are kept."""
     keep_every: PositiveInt | None = None
     """Checkpoints of every so many steps are kept for ever; null: none."""
+
+
+class SpikeConfig(Strict):
+    """What counts as a spike of the loss; one of `factor` and `deviations` is given.
+
+    A step is held to the losses of the steps before it that were not skipped, once there are as
+    many as the window is long. The decision is taken before the optimizer moves.
+    """
+
+    factor: Annotated[float, Field(gt=1)] | None = None
+    """A spike is above this many times the window's mean."""
+    deviations: PositiveFloat | None = None
+    """A spike is above the window's mean by this many of its standard deviations."""
+    window: Annotated[int, Field(ge=2)] = 100
+    """Steps."""
+    action: Literal["skip", "stop"] = "skip"
+    """skip: as a step whose loss is not finite; stop: the run ends with a report."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SpikeConfig":
+        if (self.factor is None) == (self.deviations is None):
+            raise ValueError("give either factor or deviations")
+        return self
+
+
+class GuardConfig(Strict):
+    """When a step is not to be trusted, and when the run is not."""
+
+    max_skips: PositiveInt = 10
+    """Steps skipped in a row after which the run stops with a report in its folder."""
+    spike: SpikeConfig | None = None
+    """Steps whose loss is far above that of the steps before are skipped; null: none."""
+    state_norm: PositiveFloat | None = None
+    """A lane whose state exceeds this in any layer (root mean square) starts afresh, and is
+    counted, as one whose state is not finite; null: no limit."""
+    step_timeout: Annotated[float, Field(gt=0, le=3600)] = 600
+    """Seconds after which a step is stuck: every rank writes its stacks to the run folder, and all
+    end. The first step of a start, which compiles, validation and saving may take longer."""
 
 
 class MeshConfig(Strict):
@@ -160,6 +196,7 @@ class RunConfig(Strict):
     ops: OpsConfig = OpsConfig()
     recompute: RecomputeConfig = RecomputeConfig()
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
+    guard: GuardConfig = GuardConfig()
 
     @property
     def bounded_model(self) -> ModelConfig:

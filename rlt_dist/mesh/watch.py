@@ -6,6 +6,9 @@ process, even one that is stuck in a collective. A lost connection is mostly the
 another rank's failure, so its error waits for that rank's word. Each rank also listens for signs of
 life of the next one, so that one killed without a word is missed while all others compute.
 
+Time is counted in a rank's own looks, not by the clock: a job that was suspended as a whole goes on
+as if it had not been.
+
 A process that fails ends at once, by `os._exit`: leaving Python in the ordinary way would wait for
 collectives that nobody completes any more.
 """
@@ -19,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
@@ -43,10 +46,28 @@ _LOST = re.compile(
 
 _PREFIX = "rlt-dist"
 _FIRST, _TOLD, _DONE, _ALL_DONE, _LEFT = "first", "told", "done", "all done", "left"
+_STACKS = "stacks"
+"""Set where ranks are to leave their stacks before they end."""
+
+
+class Watch(Protocol):
+    """How a process ends, from any of its threads.
+
+    Attributes:
+        leave_stacks: called before the process ends because another one fell silent.
+    """
+
+    leave_stacks: Callable[[], None]
+
+    def board(self) -> dist.Store:
+        """What all ranks write to and read, through a connection of its own."""
+
+    def end(self, text: str) -> NoReturn:
+        """End all processes, for a reason that is shown if it is the first; status 1."""
 
 
 @contextmanager
-def watched(store: dist.Store, rank: int, size: int, serves: bool) -> Iterator[None]:
+def watched(store: dist.Store, rank: int, size: int, serves: bool, served: bool) -> Iterator[Watch]:
     """Work together: either all ranks come to the end of it, or all processes end.
 
     Leaving it waits for all other ranks. An error that arises inside is not raised further: it is
@@ -56,10 +77,11 @@ def watched(store: dist.Store, rank: int, size: int, serves: bool) -> Iterator[N
     Args:
         store: reached by all ranks.
         serves: the store ends with this process, which is therefore the last to end.
+        served: a launcher serves the store, and not rank 0.
     """
-    watch = _Watch(store, rank, size, serves)
+    watch = _Watch(store, rank, size, serves, served)
     try:
-        yield
+        yield watch
         watch.finish()
     except BaseException as error:
         watch.fail(error)
@@ -73,16 +95,48 @@ def first_failure(store: dist.Store) -> str | None:
     return board.get(_FIRST).decode().partition(" ")[2]
 
 
+class Alone:
+    """The watch of a process that has no others."""
+
+    def __init__(self) -> None:
+        self._store = dist.HashStore()
+        self.leave_stacks = _nothing
+
+    def board(self) -> dist.Store:
+        """A store of its own."""
+        return _board(self._store)
+
+    def end(self, text: str) -> NoReturn:
+        """End the process."""
+        _show(text, "")
+        _exit(1)
+
+
 class _Watch:
-    def __init__(self, store: dist.Store, rank: int, size: int, serves: bool) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, serves: bool, served: bool) -> None:
         self._rank, self._size, self._serves = rank, size, serves
+        self._store, self.leave_stacks, self._looks = store, _nothing, 0
         # The store serves one request of a connection at a time, and waits are requests.
-        self._board, of_thread = _board(store), _board(store)
+        self._board, of_thread = self.board(), self.board()
         self._ending = threading.Lock()
         self._finished = threading.Event()
         self._board.add(f"beat {rank}", 1)
-        self._thread = threading.Thread(target=self._look, args=(of_thread,), daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._look, args=(of_thread,), daemon=True)]
+        if not (serves or served):
+            self._threads.append(threading.Thread(target=self._mind_store, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def board(self) -> dist.Store:
+        return _board(self._store)
+
+    def end(self, text: str) -> NoReturn:
+        try:
+            board = self.board()
+        except RuntimeError:  # The store is gone: the others have ended, or are about to.
+            _show(text, "")
+            _exit(1)
+        self._end(board, text)
 
     def finish(self) -> None:
         """Wait until all ranks have done their work. From then on nobody's end is a failure."""
@@ -90,7 +144,8 @@ class _Watch:
             self._board.set(_ALL_DONE, "")
         self._board.wait([_ALL_DONE])
         self._finished.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         with suppress(RuntimeError):
             self._leave(self._board)
 
@@ -110,20 +165,34 @@ class _Watch:
     def _look(self, board: dist.Store) -> None:
         """The thread: look at the board and at the next rank until the work is finished."""
         following = (self._rank + 1) % self._size
-        beats, changed = 0, time.monotonic()
+        beats, silent = 0, 0.0
         while not self._finished.wait(_PERIOD):
+            self._looks += 1
             try:
                 board.add(f"beat {self._rank}", 1)
                 if board.check([_TOLD]):
                     self._end(board)
                 heard = board.add(f"beat {following}", 0)
+                silent = silent + _PERIOD if heard == beats > 0 else 0.0
+                if silent > _SILENCE:
+                    board.set(_STACKS, "")
+                    self._end(board, self._lost(f"rank {following}", _silent()))
             except RuntimeError:
                 self._end(board, self._lost("rank 0", "the store that it serves is gone"))
-            if heard != beats or not heard:
-                beats, changed = heard, time.monotonic()
-            elif time.monotonic() - changed > _SILENCE:
-                silence = f"no sign of life for {_SILENCE:.0f} s"
-                self._end(board, self._lost(f"rank {following}", silence))
+            beats = heard
+
+    def _mind_store(self) -> None:
+        """Another thread, where rank 0 serves the store: stopped, it would answer no look."""
+        looks, silent = 0, 0.0
+        while not self._finished.wait(_PERIOD):
+            silent = silent + _PERIOD if self._looks == looks > 0 else 0.0
+            looks = self._looks
+            if silent > _SILENCE:
+                self.leave_stacks()
+                # Nobody can say who is first to tell.
+                if self._rank == 1:
+                    _show(self._lost("rank 0", _silent()), "")
+                _exit(1)
 
     def _lost(self, whom: str, why: str) -> str:
         return (
@@ -146,6 +215,8 @@ class _Watch:
         """
         self._ending.acquire()  # For good: one of the two threads does it.
         try:
+            if board.check([_STACKS]):
+                self.leave_stacks()
             if text is not None:
                 _wait_until(lambda: board.check([_FIRST]), grace)
             if text is not None and self._is_first(board, text):
@@ -176,6 +247,14 @@ class _Watch:
 def _board(store: dist.Store) -> dist.Store:
     """The board through a connection of its own."""
     return dist.PrefixStore(_PREFIX, store.clone())  # type: ignore[attr-defined]
+
+
+def _silent() -> str:
+    return f"no sign of life for {_SILENCE:.0f} s"
+
+
+def _nothing() -> None:
+    """What is left before the end, until something else is."""
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float) -> None:

@@ -5,19 +5,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from rlt_dist.mesh.watch import watched
+from rlt_dist.mesh.watch import Alone, Watch, watched
 from rlt_dist.util.errors import UserError
 
 TIMEOUT = timedelta(minutes=5)
-"""How long a collective waits for a rank that does not come before it fails."""
+"""How long processes wait for each other to meet."""
 
-BESIDE_TIMEOUT = timedelta(hours=2)
-"""The same of work beside the training, which may wait for a slow disk; a rank that is gone is
-missed long before (`mesh.watch`)."""
+LONGEST_WAIT = timedelta(hours=2)
+"""How long a collective waits for a rank, which may load, compile, or wait for a slow disk. One that
+is gone is missed sooner (`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the launcher serves the processes' store; otherwise rank 0 does."""
@@ -32,11 +33,13 @@ class World:
     Attributes:
         rank, size: this process and how many there are.
         device: where this process computes.
+        watch: ends them all.
     """
 
     rank: int
     size: int
     device: torch.device
+    watch: Watch
     _groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
     _purpose: str = ""
 
@@ -62,10 +65,10 @@ class World:
         Also those that this process is not in: torch names a group by how many it has made (and
         one that only its members make by how many they have), and members meet by that name.
         """
-        timeout, backend = (BESIDE_TIMEOUT, "gloo") if self._purpose else (TIMEOUT, None)
+        backend = "gloo" if self._purpose else None
         for ranks in map(tuple, members):
             if (self._purpose, ranks) not in self._groups:
-                group = dist.new_group(list(ranks), timeout, backend)
+                group = dist.new_group(list(ranks), LONGEST_WAIT, backend)
                 self._groups[self._purpose, ranks] = group
 
     def group_of(self, ranks: Iterable[int]) -> dist.ProcessGroup:
@@ -76,6 +79,10 @@ class World:
         aborts a run that had succeeded (torch 2.13, gloo).
         """
         return self._groups[self._purpose, tuple(ranks)]
+
+    def end(self, why: str) -> NoReturn:
+        """End all processes at once, from any thread, for a reason of this one."""
+        self.watch.end(f"rank {self.rank}: {why}" if self.size > 1 else why)
 
     @property
     def leads(self) -> bool:
@@ -97,31 +104,31 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     device = _device(local_rank)
     if "OMP_NUM_THREADS" not in environment:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    store, watch = _meet(rank, size, serves=rank == 0 and not environment.get(SERVED))
+    store, watching = _meet(rank, size, served=bool(environment.get(SERVED)))
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     try:
-        with watch:
+        with watching as watch:
             groups["", tuple(range(size))] = _group_of_all(store, rank, size, device)
-            yield World(rank, size, device, groups)
+            yield World(rank, size, device, watch, groups)
     finally:
         if groups:
             groups.clear()
             dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, serves: bool) -> tuple[dist.Store, AbstractContextManager[None]]:
+def _meet(rank: int, size: int, served: bool) -> tuple[dist.Store, AbstractContextManager[Watch]]:
     """A store that all processes reach, and what watches that none of them fails unseen."""
     if size == 1:
-        return dist.HashStore(), nullcontext()
+        return dist.HashStore(), nullcontext(Alone())
     store, *_ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
-    return store, watched(store, rank, size, serves)
+    return store, watched(store, rank, size, rank == 0 and not served, served)
 
 
 def _group_of_all(
     store: dist.Store, rank: int, size: int, device: torch.device
 ) -> dist.ProcessGroup:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
     assert dist.group.WORLD is not None
     return dist.group.WORLD
 

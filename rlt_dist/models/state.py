@@ -57,12 +57,17 @@ def restart_lanes(state: State, restart: Tensor) -> State:
 
 
 def mean_squares(state: State) -> dict[str, Tensor]:
-    """Mean square over lanes and entries of every floating-point tensor, by name, in float64."""
+    """Mean square of every lane's entries of every floating-point tensor, by name: float64 [b]."""
     return {
-        name: tensor.detach().double().square().mean()
+        name: _mean_square(tensor.detach().flatten(1))
         for name, tensor in state.items()
         if tensor.is_floating_point() and tensor.numel()
     }
+
+
+def _mean_square(rows: Tensor) -> Tensor:
+    norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square() / rows.shape[1]
 
 
 def _zero_rows(tensor: Tensor, rows: Tensor) -> Tensor:

@@ -1,57 +1,75 @@
-"""The training loop: step, validate, record, save."""
+"""The training loop: agree to go on, step, measure, record, guard, save."""
 
-import math
 import sys
 import time
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.inference.evaluate import Evaluation, evaluate, scorer_of, to_evaluation
 from rlt_dist.mesh.collectives import all_sum, together
-from rlt_dist.models.state import mean_squares
+from rlt_dist.train.guard import Guard, GuardedStep
+from rlt_dist.train.norms import StateNorms
 from rlt_dist.train.reporter import Reporter
 from rlt_dist.train.schedule import learning_rate
 from rlt_dist.train.session import Session
 from rlt_dist.train.step import StepResult, train_step
-from rlt_dist.util.errors import UserError
+from rlt_dist.train.stop import NO_WISHES, Stop, Wishes
+from rlt_dist.train.watchdog import Watchdog
 
 
-def run_training(session: Session) -> None:
+def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
     """Train from the session's step to the last, saving on the way and at the end.
 
+    Args:
+        wishes: what may ask this process to stop; each process has its own.
+
+    Returns:
+        whether the last step is done; if not, all agreed to stop, and what was done is saved.
+
     Raises:
-        UserError: too many steps in a row had to be skipped, or could not be saved.
+        UserError: the guard has stopped the run, or it could not be saved.
     """
     config, world = session.config, session.world
+    guard, norms = Guard(config, session.guard), StateNorms(world)
+    stop, saved = Stop(session, wishes), session.step
     with (
         together(world, lambda: session.loader("train", session.cursors)) as loader,
         session.saver() as saver,
         Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter,
+        Watchdog(world, config.run_folder, config.guard.step_timeout) as watchdog,
     ):
-        skips = 0
-        while session.step < config.train.steps:
-            record, result = _one_step(session, loader, reporter)
-            _tell_saves(saver, record, reporter)
+        while session.step < config.train.steps and not stop.agreed(saver.busy):
+            before = session.cursors
+            with stop.timing_step():
+                with watchdog.step(session.step + 1):
+                    record, result = _one_step(session, loader, reporter, guard)
+                _measure(session, norms, record, result.skipped)
+            _tell_saves(saver, stop, record, reporter)
             if reporter:
                 reporter.step(record, result)
             saver.check()
-            skips = skips + 1 if result.skipped else 0
-            if skips >= config.train.max_skips:
-                raise _too_many_skips(session, skips)
+            _consult(guard, session, reporter, GuardedStep(record, result, session.local, before))
             if _due(session, config.checkpoint.every):
                 session.save(saver)
+                saved = session.step
+        if reporter and stop.why:
+            reporter.say(f"{stop.why}; the same command goes on from there")
+        if saved < session.step:
+            session.save(saver)
         saver.wait()
-        _tell_saves(saver, {}, reporter)
+        _tell_saves(saver, stop, {}, reporter)
         saver.check(at_end=True)
+        if reporter:
+            reporter.ended("stopped" if stop.why else "finished", session.step, stop.why)
+    return stop.why is None
 
 
 def _one_step(
-    session: Session, loader: LaneLoader, reporter: Reporter | None
+    session: Session, loader: LaneLoader, reporter: Reporter | None, guard: Guard
 ) -> tuple[dict[str, Any], StepResult]:
     """Advance the session by one step; the record of it."""
     config, step = session.config, session.step + 1
@@ -69,6 +87,7 @@ def _one_step(
         mesh=session.mesh,
         step=step,
         learning_rate=rate,
+        judge=guard.judge,
     )
     session.step, session.cursors = step, batch.cursors
     seconds = time.monotonic() - began
@@ -87,11 +106,27 @@ def _one_step(
     if config.data.skip_bad_shards:
         own = torch.tensor(skipped_documents, device=session.world.device)
         record["skipped_documents"] = int(all_sum(own, session.mesh.data))
-    if _due(session, config.train.log_every):
-        record["state_norm"] = _state_norms(session)
+    return record, result
+
+
+def _measure(session: Session, norms: StateNorms, record: dict[str, Any], skipped: bool) -> None:
+    """Add to a step's record what is not measured at every step."""
+    config = session.config
+    if skipped or _due(session, config.train.log_every):
+        record["state_norm"] = norms.measure(session.state)
     if config.validation.every is not None and _due(session, config.validation.every):
         record["validation"] = _numbers(_validate(session))
-    return record, result
+
+
+def _consult(guard: Guard, session: Session, reporter: Reporter | None, step: GuardedStep) -> None:
+    """Let the guard remember a step, and end the run if it says so."""
+    why = guard.note(step)
+    session.guard = guard.facts
+    if why is not None:
+        error = guard.stop(why, session.world)
+        if reporter:
+            reporter.ended("guard", session.step, why)
+        raise error
 
 
 def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> None:
@@ -106,10 +141,13 @@ def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> No
             print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
 
 
-def _tell_saves(saver: Saver, record: dict[str, Any], reporter: Reporter | None) -> None:
+def _tell_saves(
+    saver: Saver, stop: Stop, record: dict[str, Any], reporter: Reporter | None
+) -> None:
     """Show what became of saves; the newest is told in the record of the step that saw its end."""
     finished = saver.finished()
     for saved in finished:
+        stop.note_save(saved.seconds)
         record["checkpoint"] = {
             "step": saved.step,
             "blocked_seconds": saved.blocked,
@@ -140,26 +178,3 @@ def _numbers(evaluation: Evaluation) -> dict[str, float]:
     if evaluation.bits_per_byte is not None:
         numbers["bits_per_byte"] = evaluation.bits_per_byte
     return numbers
-
-
-def _state_norms(session: Session) -> dict[str, float]:
-    """Root mean square of every state tensor over all lanes, wherever its layer and heads are."""
-    own = {name: square.item() for name, square in mean_squares(session.state).items()}
-    of_all: list[dict[str, float]] = [{}] * session.world.size
-    dist.all_gather_object(of_all, own, group=session.world.group)
-    found: dict[str, list[float]] = {}
-    for of_one in of_all:
-        for name, square in of_one.items():
-            found.setdefault(name, []).append(square)
-    # All who hold some of a tensor hold as much of it, so its mean is that of theirs.
-    return {name: math.sqrt(sum(squares) / len(squares)) for name, squares in found.items()}
-
-
-def _too_many_skips(session: Session, skips: int) -> UserError:
-    error = UserError(
-        f"loss or gradient was not finite in {skips} steps in a row, up to step {session.step}; "
-        "lower optimizer.learning_rate or raise schedule.warmup, and start from an earlier "
-        f"checkpoint of {session.config.run_folder}"
-    )
-    error.shared = True
-    return error

@@ -9,7 +9,6 @@ from torch.utils.tensorboard import SummaryWriter
 from rlt_dist.checkpoint.run_folder import METRICS, TENSORBOARD
 from rlt_dist.util.errors import disk_trouble
 from rlt_dist.util.files import write_atomic
-from rlt_dist.util.interrupts import interrupts_wait
 from rlt_dist.util.records import read_records, to_json
 
 
@@ -35,10 +34,6 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Add one step's record; its `step` orders it."""
-        with interrupts_wait():  # TensorBoard's queue, in which its thread would get stuck.
-            self._add(record)
-
-    def _add(self, record: dict[str, Any]) -> None:
         self._waiting += (to_json(record) + "\n").encode()
         try:
             self._write_waiting()

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
+from rlt_dist.checkpoint.run_folder import ENDED
 from rlt_dist.checkpoint.saver import Saved
 from rlt_dist.config.run import RunConfig
 from rlt_dist.train.metrics import MetricsLog
 from rlt_dist.train.progress import TrainingProgress
 from rlt_dist.train.step import StepResult
+from rlt_dist.util.files import write_atomic
+from rlt_dist.util.records import to_json
 
 
 class Reporter:
@@ -21,6 +24,7 @@ class Reporter:
         self._progress = TrainingProgress(step, config.train.steps, config.train.log_every)
         self._notes = notes
         self._run_folder = config.run_folder
+        (config.run_folder / ENDED).unlink(missing_ok=True)
         self._metrics_wait = False
 
     def step(self, record: dict[str, Any], result: StepResult) -> None:
@@ -31,7 +35,7 @@ class Reporter:
         self._metrics_wait = self._log.trouble is not None
         self._progress.step(record["step"], result, record["tokens_per_second"])
         if result.skipped:
-            self._progress.say(f"step {record['step']}: loss or gradient not finite; skipped")
+            self._progress.say(f"step {record['step']}: {result.refusal}; skipped")
         if result.restarted_lanes:
             self._progress.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
         if "validation" in record:
@@ -41,6 +45,19 @@ class Reporter:
     def say(self, notice: str) -> None:
         """Something that a person should know."""
         self._progress.say(notice)
+
+    def ended(
+        self, how: Literal["finished", "stopped", "guard"], step: int, why: str | None
+    ) -> None:
+        """The run has ended in order.
+
+        RUN/ended.json keeps it, for who started the run and sees another exit status: torchrun's
+        is 1 whatever the ranks' is.
+        """
+        if how == "finished":
+            self._progress.say(f"finished; `rlt-dist report {self._run_folder}` shows the run")
+        ending = {"how": how, "step": step, "why": why}
+        write_atomic(self._run_folder / ENDED, to_json(ending) + "\n")
 
     def warn(self, notice: str) -> None:
         """Something that a person should do something about."""
@@ -64,10 +81,6 @@ class Reporter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self._progress.say(f"finished; `rlt-dist report {self._run_folder}` shows the run")
-        if kind is KeyboardInterrupt:
-            self._progress.say("stopped; the same command goes on from the newest checkpoint")
         self._progress.__exit__(kind, error, trace)
         # An error that is on its way says more than records which the same disk does not take.
         with suppress(OSError) if error else nullcontext():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.load import load_contents
-from rlt_dist.checkpoint.manifest import Facts, checkpoints, latest, read_manifest
+from rlt_dist.checkpoint.manifest import Facts, GuardFacts, checkpoints, latest, read_manifest
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
 from rlt_dist.checkpoint.save import clear_leftovers
 from rlt_dist.checkpoint.saver import Saver
@@ -41,6 +41,7 @@ class Session:
         state: what this process's lanes carry.
         cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
+        guard: what the guard remembers.
         notes: what a person should know of how the run was started.
     """
 
@@ -53,6 +54,7 @@ class Session:
     state: State
     cursors: Tensor
     byte_lengths: Tensor
+    guard: GuardFacts
     notes: list[str]
 
     @property
@@ -98,6 +100,7 @@ class Session:
             corpus=self.corpora.fingerprint,
             identity=self.config.identity(),
             mesh=str(self.mesh.axes),
+            guard=self.guard,
         )
         saver.save(self.contents().pieces(self.local_model, self.mesh), facts)
 
@@ -156,6 +159,7 @@ def _new_session(
         state=model.model.empty_state(len(local)),
         cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
+        guard=GuardFacts(),
         notes=[],
     )
 
@@ -240,7 +244,8 @@ def _resume(session: Session, folder: Path) -> None:
             parameter.copy_(contents.model[name])
     session.optimizer.load(contents.optimizer)
     session.state, session.cursors = contents.state, contents.cursors
-    session.step = read_manifest(folder).facts.step
+    facts = read_manifest(folder).facts
+    session.step, session.guard = facts.step, facts.guard
     session.notes.append(f"resumed from {folder} at step {session.step}")
     if session.step >= session.config.train.steps:
         session.notes.append("nothing left to do; raise train.steps to go on")

@@ -1,6 +1,7 @@
 """One optimizer step: one segment of every lane."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from rlt_dist.models.state import (
     detach,
     finite_lanes,
     join_lanes,
+    mean_squares,
     restart_lanes,
     select_lanes,
 )
@@ -38,14 +40,30 @@ class StepResult:
     Attributes:
         loss: mean -log p over the scored tokens of the whole global batch, in nats.
         gradient_norm: Euclidean norm of the whole gradient before clipping.
-        skipped: the loss or the gradient was not finite, so nothing was updated.
-        restarted_lanes: lanes whose new state was not finite and which start afresh.
+        refusal: why nothing was updated; None for a step like most.
+        restarted_lanes: lanes whose new state was not finite, or beyond the limit, and which start
+            afresh.
     """
 
     loss: float
     gradient_norm: float
-    skipped: bool
+    refusal: str | None
     restarted_lanes: int
+
+    @property
+    def skipped(self) -> bool:
+        """Whether parameters and optimizer stayed as they were."""
+        return self.refusal is not None
+
+
+Judge = Callable[[float, float], str | None]
+"""From a step's loss and gradient norm, why it must not update anything; None: it may."""
+
+
+def not_finite(loss: float, gradient_norm: float) -> str | None:
+    """The judge of every step."""
+    finite = math.isfinite(loss) and math.isfinite(gradient_norm)
+    return None if finite else "loss or gradient was not finite"
 
 
 def train_step(
@@ -58,13 +76,14 @@ def train_step(
     mesh: Mesh,
     step: int,
     learning_rate: float,
+    judge: Judge = not_finite,
 ) -> tuple[StepResult, State]:
     """Forward and backward over this rank's lanes, the sums over the mesh, and the update.
 
     The loss is the sum over unmasked tokens of the whole global batch divided by their number.
-    A skipped step leaves parameters and optimizer as they were; each lane's new state is kept if
-    it is finite, else the lane restarts. Every decision is taken on numbers that one message has
-    summed over all ranks, so all take it alike.
+    A skipped step leaves parameters and optimizer as they were. After every step each lane's new
+    state is kept if it is finite and within `guard.state_norm`, else the lane restarts. Every
+    decision is taken on numbers that messages have summed over all ranks, so all take it alike.
 
     Returns:
         the step's numbers, and the state to carry, detached.
@@ -76,11 +95,11 @@ def train_step(
     square = optimizer.reduce()
     loss, squared = all_sum(torch.stack((share, square)), mesh.world.group).tolist()
     norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
-    finite = math.isfinite(loss) and math.isfinite(norm)
-    if finite:
+    refusal = judge(loss, norm)
+    if refusal is None:
         optimizer.step(learning_rate, norm)
-    new_state, restarted = _restart_broken(new_state, mesh)
-    return StepResult(loss, norm, not finite, restarted), new_state
+    new_state, restarted = _restart_broken(new_state, mesh, config.guard.state_norm)
+    return StepResult(loss, norm, refusal, restarted), new_state
 
 
 def _forward_backward(
@@ -120,11 +139,24 @@ def _forward_backward(
     return total if mesh.place.tensor == 0 else torch.zeros_like(total), new_state
 
 
-def _restart_broken(state: State, mesh: Mesh) -> tuple[State, int]:
-    """Restart lanes whose state is not finite on some rank; how many there are in all."""
-    alive = finite_lanes(state).to(torch.int64)
+def _restart_broken(state: State, mesh: Mesh, limit: float | None) -> tuple[State, int]:
+    """Restart lanes whose state is not finite, or beyond a limit, on some rank; how many in all."""
+    alive = finite_lanes(state)
+    if limit is not None:
+        alive &= _lanes_within(limit, state, mesh)
+    alive = alive.to(torch.int64)
     if mesh.replica.size() > 1:
         dist.all_reduce(alive, dist.ReduceOp.MIN, group=mesh.replica)
     broken = alive == 0
     restarted = int(all_sum(broken.sum(), mesh.data))
     return restart_lanes(state, broken) if broken.any() else state, restarted
+
+
+def _lanes_within(limit: float, state: State, mesh: Mesh) -> Tensor:
+    """bool [b]: lanes whose root mean square is within a limit in every layer that is here."""
+    squares = mean_squares(state)
+    if not squares:
+        return torch.ones_like(state["position"], dtype=torch.bool)
+    # All of a tensor group hold as much of each tensor, so its mean is that of theirs.
+    means = all_sum(torch.stack(list(squares.values())), mesh.tensor) / mesh.axes.tensor
+    return (means <= limit**2).all(dim=0)

@@ -32,6 +32,10 @@ MICRO_BATCHES = {
 
 AXES = ("data", "pipeline", "tensor")
 SHORT = ("data.segment=5", "checkpoint.every=2", "train.steps=3")
+GUARDED = (
+    *("train.steps=8", "guard.state_norm=1.07"),
+    "guard.spike={deviations: 0.5, window: 2}",
+)
 LONG = ("rlt1", "train.steps=30", "checkpoint.every=2", "checkpoint.keep=2")
 
 MESHES = {
@@ -110,6 +114,20 @@ def mesh_cases(
     return cases
 
 
+def guarded_cases(
+    processes: int, folder: Path, configure: Callable[..., Any]
+) -> list[dict[str, Any]]:
+    """A run whose guard skips steps and restarts lanes, on meshes."""
+    cases = []
+    for mesh in MESHES[processes]["rlt1"]:
+        name, axes = f"guarded-{mesh}", zip(AXES, mesh.split("x"), strict=True)
+        choices = [f"model.{choice}" for choice in WIDER["rlt1"]]
+        choices += [f"mesh.{axis}={size}" for axis, size in axes]
+        configure(folder / name, "rlt1", *choices, *GUARDED)
+        cases.append(case(folder, name))
+    return cases
+
+
 def resumed_cases(saved: Path, folder: Path, configure: Callable[..., Any]) -> list[dict[str, Any]]:
     """Go on from a copy of what two processes saved after step 2."""
     cases = []
@@ -130,6 +148,7 @@ def on_two(
     def make(folder: Path) -> None:
         cases = training_cases(2, folder, configure, mixed)
         cases += mesh_cases(2, folder, configure, words_corpus)
+        cases += guarded_cases(2, folder, configure)
         for model in ("rlt1", "xl"):
             configure(folder / f"save-{model}", model, "checkpoint.every=2")
             cases.append(case(folder, f"save-{model}"))
@@ -183,6 +202,7 @@ def on_one(
             on_two, folder, configure
         )
         cases += mesh_cases(1, folder, configure, words_corpus)
+        cases += guarded_cases(1, folder, configure)
         (folder / "cases.json").write_text(json.dumps(cases))
         driver.main(folder / "cases.json", folder)
 

@@ -1,11 +1,7 @@
 """The run's numbers on disk outlive a kill at any byte."""
 
 import json
-import signal
 from pathlib import Path
-
-import pytest
-from torch.utils.tensorboard import SummaryWriter
 
 from rlt_dist.train.metrics import MetricsLog
 from rlt_dist.util.records import read_records
@@ -45,21 +41,3 @@ def test_a_record_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
 
 def test_no_file_is_no_records(tmp_path: Path) -> None:
     assert read_records(tmp_path / "metrics.jsonl") == []
-
-
-def test_a_ctrl_c_waits_until_a_record_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the midst of TensorBoard's queue it would leave a lock that nobody opens any more."""
-    log, added = MetricsLog(tmp_path, 0), []
-
-    def add(_: SummaryWriter, name: str, *__: object) -> None:
-        if not added:
-            signal.raise_signal(signal.SIGINT)
-        added.append(name)
-
-    monkeypatch.setattr(SummaryWriter, "add_scalar", add)
-    with pytest.raises(KeyboardInterrupt):
-        log.write(RECORDS[0])
-    assert added == ["loss", "state_norm/s", "validation/loss"]
-    log.close()

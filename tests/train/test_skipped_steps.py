@@ -83,7 +83,7 @@ def test_a_restarted_lane_counts_its_positions_from_there(
 def test_too_many_skips_in_a_row_stop_the_run_with_one_clear_line(
     driver: Any, configure: Any, tmp_path: Path, metrics: Any
 ) -> None:
-    config = configure(tmp_path, "rlt1", "train.max_skips=2", "checkpoint.every=1")
+    config = configure(tmp_path, "rlt1", "guard.max_skips=2", "checkpoint.every=1")
     with pytest.raises(UserError, match="not finite in 2 steps in a row, up to step 4") as raised:
         driver.train(config, prepare=lambda s: driver.spoil_gradient(s, {3, 4}, 0))
     assert "\n" not in str(raised.value)
@@ -93,7 +93,7 @@ def test_too_many_skips_in_a_row_stop_the_run_with_one_clear_line(
 def test_skips_that_are_not_in_a_row_do_not_stop_it(
     driver: Any, configure: Any, tmp_path: Path, metrics: Any
 ) -> None:
-    config = configure(tmp_path, "rlt1", "train.max_skips=2")
+    config = configure(tmp_path, "rlt1", "guard.max_skips=2")
     driver.train(config, prepare=lambda s: driver.spoil_gradient(s, {1, 3, 5}, 0))
     assert [record["skipped"] for record in metrics(config.run_folder)] == [1, 0, 1, 0, 1]
 
@@ -108,7 +108,7 @@ def test_a_step_that_was_skipped_is_skipped_again_after_a_restart(
         driver.spoil_gradient(session, {4}, 0)
 
     driver.train(configure(tmp_path / "whole", "xl", *every), prepare=spoil)
-    config = configure(tmp_path / "broken", "xl", *every, "train.max_skips=1")
+    config = configure(tmp_path / "broken", "xl", *every, "guard.max_skips=1")
     with pytest.raises(UserError):
         driver.train(config, prepare=spoil)
     driver.train(configure(tmp_path / "broken", "xl", *every), prepare=spoil)

@@ -19,6 +19,7 @@ from rlt_dist.data.stream.reading import LaneGroup, Reading, Segments
 from rlt_dist.util.children import serve_parent
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.interrupts import children_without_interrupts
+from rlt_dist.util.signals import SIGNALS
 
 _MOST_DEATHS = 3
 """Workers lost one after the other, without a segment between, after which reading ends."""
@@ -65,7 +66,7 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._connection.close()
-        self._process.terminate()
+        self._process.kill()
         self._process.join()
 
     def _start(self) -> None:
@@ -118,6 +119,8 @@ def _read_ahead(
 ) -> None:
     """A worker's life: it ends with its trainer, or with an error, which it hands over."""
     serve_parent()  # even if it is reading what does not come
+    for number in SIGNALS:  # the trainer's to answer, and some launchers send them to all
+        signal.signal(number, signal.SIG_IGN)
     ready: Queue[Segments | Exception] = Queue(ahead)
     arguments = (ready, reading, lanes, cursors)
     threading.Thread(target=_fill, args=arguments, daemon=True).start()

@@ -79,6 +79,8 @@ def _compile(source: Path, command: list[str], path: Path) -> None:
             text=True,
             timeout=_SECONDS,
             check=False,
+            # A launcher that asks this process's group to stop would end the compiler at once.
+            start_new_session=True,
         )
         if done.returncode:
             silent = f"exit status {done.returncode} without a message"
