@@ -38,6 +38,8 @@ class Facts(BaseModel):
         tokenizer: the tokenizer's hash.
         corpus: the shard index's fingerprint.
         identity: what makes it this run, by whole key (`RunConfig.identity`).
+        mesh: data x pipeline x tensor, on which it was written.
+        engine: the optimizer's, which wrote it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +50,8 @@ class Facts(BaseModel):
     tokenizer: str
     corpus: str
     identity: dict[str, Any]
+    mesh: str = "1x1x1"
+    engine: str = "torch"
 
 
 class Manifest(BaseModel):

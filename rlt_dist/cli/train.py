@@ -16,6 +16,14 @@ def train(
         bool,
         typer.Option("--skip-bad-shards", help="The same as data.skip_bad_shards=true."),
     ] = False,
+    reset_state: Annotated[
+        bool,
+        typer.Option(
+            "--reset-state",
+            help="Go on with parameters, optimizer and counts, every lane's state empty; with "
+            "another data.lanes, from the start of the first epoch that no lane has begun.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -23,9 +31,16 @@ def train(
     starts and resumes. Several processes are started with torchrun; each takes its share of the
     lanes, and their number never changes the result.
 
+    A run whose number of lanes was changed goes on only with `--reset-state`; what the lanes had
+    left to read of their epochs is then passed over. With the same number of lanes each goes on
+    where it was in the data. Given again, it empties the state again: leave it out of job scripts
+    that are started more than once.
+
     Examples:
 
     `rlt-dist train configs/rlt_stdlib.yaml train.steps=100`
+
+    `rlt-dist train configs/rlt_stdlib.yaml data.lanes=32 --reset-state`
 
     `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
     """
@@ -42,5 +57,8 @@ def train(
     with open_world() as world:
         config = together(world, lambda: load_typed(file, RunConfig, wished))
         together(world, lambda: check_moved(file, config))
-        with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
+        with (
+            mesh_of(config, world) as mesh,
+            open_session(config, mesh, reset_state=reset_state) as session,
+        ):
             run_training(session)

@@ -7,6 +7,10 @@ from rlt_dist.config.run import MeshConfig
 from rlt_dist.util.errors import UserError
 
 
+AXES = ("data", "pipeline", "tensor")
+"""The axes, the slowest of a rank's number first."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a rank stands.
