@@ -130,8 +130,8 @@ def _other_run(facts: Facts, wanted: Wanted) -> Iterator[str]:
         )
     if lanes != now and not wanted.reset_state:
         yield (
-            f"carries state of {lanes} lanes ({_LANES}: {lanes} -> {now}); undo the change, or let "
-            "all lanes start with empty state by --reset-state"
+            f"belongs to another run ({_LANES}: {lanes} -> {now}); undo the change, or let all "
+            "lanes start with empty state by --reset-state"
         )
 
 
@@ -162,10 +162,7 @@ def _reset(stored: Tensor, lanes: int) -> tuple[Tensor, str]:
     an epoch: of each corpus, they begin the first epoch that no lane had begun.
     """
     if lanes == len(stored):
-        return (
-            stored,
-            "--reset-state: all lanes go on where they were in the data, their state empty",
-        )
+        return stored, "--reset-state: all lanes go on where they were, with empty state"
     begun = stored[..., _EPOCH] + (stored[..., [_DOCUMENT, _OFFSET]] > 0).any(-1)
     cursors = cursors_at_start(lanes, stored.shape[1])
     cursors[..., _EPOCH] = begun.amax(0)

@@ -1,8 +1,8 @@
 """A run on random tokens: what a configuration does on a mesh, without a corpus or a folder.
 
 Tokens and document starts of a lane are drawn from (seed, lane), so a lane reads the same on every
-mesh, as it does from a corpus. Each segment counts as a document of the lane's cursor, so that a run
-which goes on from a checkpoint reads on where its cursors say.
+mesh, as it does from a corpus. Each segment counts as a document of the lane's cursor, so a run that
+goes on from a checkpoint reads on where its cursors say.
 """
 
 from pathlib import Path
@@ -138,13 +138,13 @@ class Rehearsal:
             for lane, cursor in zip(self.lanes, cursors, strict=True)
         ]
         tokens, starts = (torch.stack(parts) for parts in zip(*segments, strict=True))
+        further = Cursor(document=1, tokens=self.config.data.segment)
         return Batch(
             tokens=tokens,
             document_start=starts[:, :-1].contiguous(),
             loss_mask=~starts[:, 1:],
             lanes=torch.tensor(self.lanes, dtype=torch.int64),
-            cursors=self.cursors
-            + torch.tensor(Cursor(0, 1, 0, self.config.data.segment).to_tuple()),
+            cursors=self.cursors + torch.tensor(further.to_tuple()),
         )
 
     def _lane(self, lane: int, segment: int) -> tuple[Tensor, Tensor]:

@@ -91,10 +91,9 @@ def _parts(
     lanes = slice(rehearsal.lanes.start, rehearsal.lanes.stop)
 
     def cut(name: str, by: Cut | None) -> Tensor | None:
-        tensor = whole.get(name)
-        return (
-            tensor if tensor is None or by is None else by.part(tensor, place.tensor, axes.tensor)
-        )
+        if name not in whole or by is None:
+            return whole.get(name)
+        return by.part(whole[name], place.tensor, axes.tensor)
 
     for name, found in contents.model.items():
         yield f"model.{name}", found.detach(), cut(f"model.{name}", local.layouts[name].cut)
