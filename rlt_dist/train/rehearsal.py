@@ -1,8 +1,8 @@
 """A run on random tokens: what a configuration does on a mesh, without a corpus or a folder.
 
 Tokens and document starts of a lane are drawn from (seed, lane), so a lane reads the same on every
-mesh, as it does from a corpus. Each segment counts as a document of the lane's cursor, so a run that
-goes on from a checkpoint reads on where its cursors say.
+mesh, as it does from a corpus. A segment counts as a document of the lane's cursor: a run that goes
+on from a checkpoint reads on where its cursors say.
 """
 
 from pathlib import Path
