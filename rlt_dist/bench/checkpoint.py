@@ -103,6 +103,7 @@ class Run:
             corpus="",
             identity={},
             mesh=str(self._mesh.axes),
+            engine="torch",
         )
         saver.save(contents.pieces(run.local, self._mesh), facts)
 

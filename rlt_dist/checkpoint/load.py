@@ -1,6 +1,7 @@
 """Reading a checkpoint on any number of processes."""
 
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,24 +14,23 @@ from rlt_dist.checkpoint.contents import Contents, empty_like_stored
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
 from rlt_dist.checkpoint.pieces import PiecesLoader
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
-from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Model
+from rlt_dist.parallel.engine.engine import Engine
 from rlt_dist.parallel.local import LocalModel
 from rlt_dist.util.errors import UserError
 
-_TOKENS = Cursor.FIELDS.index("tokens")
 
-
-def load_contents(folder: Path, start: Contents, local: LocalModel, mesh: Mesh) -> Contents:
+def load_contents(
+    folder: Path, start: Contents, local: LocalModel, mesh: Mesh, *, carried: bool = True
+) -> Contents:
     """A checkpoint's numbers of what this process has.
 
     Args:
+        folder: of which `explain.decide` has said that it can be gone on from.
         start: the same of a run that has done no step, which stays as it is; the state that the
             checkpoint left out is taken from it.
-
-    Raises:
-        UserError: a lane's state and its cursor have not seen the same number of tokens.
+        carried: take over state and cursors; else they are those of `start`.
     """
     stored = stored_tensors(folder)
     found = Contents(
@@ -45,15 +45,28 @@ def load_contents(folder: Path, start: Contents, local: LocalModel, mesh: Mesh) 
         },
         torch.empty_like(start.cursors),
     )
+    wanted = {
+        name: of
+        for name, of in found.pieces(local, mesh).items()
+        if carried or name.startswith(("model.", "optimizer."))
+    }
     dcp.load(
-        found.pieces(local, mesh),
+        wanted,
         storage_reader=dcp.FileSystemReader(folder),
         planner=PiecesLoader(),
         process_group=mesh.world.group,
     )
-    if not torch.equal(found.state["tokens"], found.cursors[..., _TOKENS].sum(-1)):
-        raise UserError(f"{folder}: carried state and data cursors do not agree; it cannot be used")
+    if not carried:
+        return replace(found, state=start.state, cursors=start.cursors)
     return replace(found, state=start.state | found.state)
+
+
+@torch.no_grad()
+def put(contents: Contents, local: LocalModel, engine: Engine) -> None:
+    """Give the numbers to the model and its optimizer."""
+    for name, parameter in local.parameters.items():
+        parameter.copy_(contents.model[name])
+    engine.load(contents.optimizer)
 
 
 def load_parameters(folder: Path, model: Model) -> None:
@@ -62,26 +75,28 @@ def load_parameters(folder: Path, model: Model) -> None:
     Raises:
         UserError: the checkpoint holds another model's parameters.
     """
-    stored = {
-        name.removeprefix("model."): shape
-        for name, (shape, _) in stored_tensors(folder).items()
-        if name.startswith("model.")
-    }
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    _check_same(folder, stored, parameters)
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    trouble = other_model(stored_tensors(folder), shapes)
+    if trouble is not None:
+        raise UserError(f"{folder}: {trouble}")
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
     _load_alone(folder, target)
 
 
-def load_cursors(folder: Path) -> Tensor:
-    """Only the cursors of all lanes, in one process: int64 [G, corpora, 4]."""
-    shape, dtype = stored_tensors(folder)["cursors"]
-    target = {"cursors": torch.empty(shape, dtype=dtype)}
+def load_whole(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Some of a checkpoint's tensors, whole, in one process without a process group."""
+    stored = stored_tensors(folder)
+    target = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
     _load_alone(folder, target)
-    return target["cursors"]
+    return target
 
 
-def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+Stored = Mapping[str, tuple[torch.Size, torch.dtype]]
+"""Whole shapes and types by global name."""
+
+
+def stored_tensors(folder: Path) -> Stored:
     """Whole shape and type of every tensor in a checkpoint, by global name."""
     entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     return {
@@ -117,13 +132,24 @@ def find_checkpoint(path: Path) -> Path:
     return newest
 
 
-def _check_same(folder: Path, stored: dict[str, torch.Size], parameters: dict[str, Tensor]) -> None:
-    for name in sorted(stored.keys() ^ parameters.keys()):
-        where = "the checkpoint" if name in stored else "the model"
-        raise UserError(f"{folder}: holds another model: only {where} has {name}")
-    for name, size in stored.items():
-        if size != parameters[name].shape:
-            raise UserError(
-                f"{folder}: holds another model: {name} is {list(size)} there and "
-                f"{list(parameters[name].shape)} in the configuration"
-            )
+def other_model(stored: Stored, wanted: Mapping[str, torch.Size]) -> str | None:
+    """How a checkpoint's parameters differ from a model's, the first in full; None: they do not.
+
+    Args:
+        wanted: whole shapes of the model's parameters, by name.
+    """
+    shapes = {n.removeprefix("model."): s for n, (s, _) in stored.items() if n.startswith("model.")}
+    different = sorted(
+        name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)
+    )
+    if not different:
+        return None
+    name, *others = different
+    more = f" (and {len(others)} more differ)" if others else ""
+    if name not in shapes or name not in wanted:
+        where = "the checkpoint" if name in shapes else "the model"
+        return f"holds another model: only {where} has {name}{more}"
+    return (
+        f"holds another model: {name} is {list(shapes[name])} there and {list(wanted[name])} in "
+        f"the configuration{more}"
+    )

@@ -54,6 +54,7 @@ class Facts(BaseModel):
         corpus: the shard index's fingerprint.
         identity: what makes it this run, by whole key (`RunConfig.identity`).
         mesh: data x pipeline x tensor of the processes that wrote it.
+        engine: the optimizer's, which wrote it.
         guard: what the decisions on later steps depend on.
     """
 
@@ -66,6 +67,7 @@ class Facts(BaseModel):
     corpus: str
     identity: dict[str, Any]
     mesh: str
+    engine: str
     guard: GuardFacts = GuardFacts()
 
 

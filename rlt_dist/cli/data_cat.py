@@ -133,7 +133,7 @@ def _data_of(
 
 def _cursors_in(run: Path, lane: int) -> "list[Cursor] | None":
     """Where a lane stands in a run's newest checkpoint; None where there is none."""
-    from rlt_dist.checkpoint.load import load_cursors
+    from rlt_dist.checkpoint.load import load_whole
     from rlt_dist.checkpoint.manifest import latest
     from rlt_dist.checkpoint.run_folder import CHECKPOINTS
     from rlt_dist.data.stream.lanes import Cursor
@@ -141,7 +141,8 @@ def _cursors_in(run: Path, lane: int) -> "list[Cursor] | None":
     newest = latest(run / CHECKPOINTS)
     if newest is None:
         return None
-    return [Cursor.from_numbers(row) for row in load_cursors(newest)[lane].tolist()]
+    cursors = load_whole(newest, ["cursors"])["cursors"]
+    return [Cursor.from_numbers(row) for row in cursors[lane].tolist()]
 
 
 def _parse_cursors(texts: "Sequence[str]", corpora: int) -> "list[Cursor]":

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,12 +33,25 @@ def train(
             "Under Slurm also before the job's end.",
         ),
     ] = None,
+    reset_state: Annotated[
+        bool,
+        typer.Option(
+            "--reset-state",
+            help="Go on with parameters, optimizer and counts, every lane's state empty; with "
+            "another data.lanes, from the start of the first epoch that no lane has begun.",
+        ),
+    ] = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
     A run folder that holds checkpoints is resumed from the newest whole one: the same command
     starts and resumes. Several processes are started with torchrun; each takes its share of the
     lanes, and their number never changes the result.
+
+    A run whose number of lanes was changed goes on only with `--reset-state`; what the lanes had
+    left to read of their epochs is then passed over. With the same number of lanes each goes on
+    where it was in the data. Given again, it empties the state again: leave it out of job scripts
+    that are started more than once.
 
     SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) at any one process make all finish the step, save and end; a
     second one ends them at once. Exit status: 0 finished; 75 stopped and saved, the same command
@@ -51,19 +65,28 @@ def train(
 
     `rlt-dist train configs/rlt_stdlib.yaml --stop-before 90m`
 
+    `rlt-dist train configs/rlt_stdlib.yaml data.lanes=32 --reset-state`
+
     `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
     """
     began = time.time()
     wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
     with heard() as signals:
-        finished = _train(file, wished, signals, stop_before, began)
+        finished = _train(file, wished, reset_state, Asked(signals, stop_before, began))
     if not finished:
         raise typer.Exit(STOPPED)
 
 
-def _train(
-    file: Path, overrides: list[str], signals: Signals, stop_before: str | None, began: float
-) -> bool:
+@dataclass(frozen=True)
+class Asked:
+    """What may end the run before its last step."""
+
+    signals: Signals
+    stop_before: str | None
+    began: float
+
+
+def _train(file: Path, overrides: list[str], reset_state: bool, asked: Asked) -> bool:
     """Train as one process of a run; whether it is finished."""
     from rlt_dist.checkpoint.run_folder import check_moved
     from rlt_dist.config.load import load_typed
@@ -76,9 +99,12 @@ def _train(
     from rlt_dist.train.stop import Wishes, deadline_of
 
     with open_world() as world:
-        signals.at_second = world.end
-        deadline = together(world, lambda: deadline_of(stop_before, began, os.environ))
+        asked.signals.at_second = world.end
+        deadline = together(world, lambda: deadline_of(asked.stop_before, asked.began, os.environ))
         config = together(world, lambda: load_typed(file, RunConfig, overrides))
         together(world, lambda: check_moved(file, config))
-        with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
-            return run_training(session, Wishes(signals, deadline))
+        with (
+            mesh_of(config, world) as mesh,
+            open_session(config, mesh, reset_state=reset_state) as session,
+        ):
+            return run_training(session, Wishes(asked.signals, deadline))

@@ -6,6 +6,9 @@ from dataclasses import asdict, dataclass
 from rlt_dist.config.run import MeshConfig
 from rlt_dist.util.errors import UserError
 
+AXES = ("data", "pipeline", "tensor")
+"""The axes, the slowest of a rank's number first."""
+
 
 @dataclass(frozen=True)
 class Place:

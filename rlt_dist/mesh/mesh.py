@@ -9,11 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlt_dist.mesh.axes import Axes, Place
+from rlt_dist.mesh.axes import AXES, Axes, Place
 from rlt_dist.mesh.world import World
-
-NAMES = ("data", "pipeline", "tensor")
-"""The axes, the slowest of a rank's number first."""
 
 Group = str | tuple[int, ...]
 """An axis, `replica`, or the stages that share a parameter."""
@@ -91,10 +88,10 @@ def open_mesh(world: World, axes: Axes, shared: Iterable[Iterable[int]] = ()) ->
         world.make_groups(every)
         members.update((name, one) for one in every if world.rank in one)
     devices = DeviceMesh.from_group(
-        [world.group_of(members[name]) for name in NAMES],
+        [world.group_of(members[name]) for name in AXES],
         world.device.type,
         ranks,
-        mesh_dim_names=NAMES,
+        mesh_dim_names=AXES,
     )
     try:
         yield Mesh(world, axes, axes.place(world.rank), devices, members)

@@ -89,15 +89,16 @@ def _one_step(
         learning_rate=rate,
         judge=guard.judge,
     )
-    session.step, session.cursors = step, batch.cursors
-    seconds = time.monotonic() - began
     tokens = config.data.lanes * config.data.segment
+    session.step, session.cursors = step, batch.cursors
+    session.tokens += tokens
+    seconds = time.monotonic() - began
     record: dict[str, Any] = {
         "step": step,
         "loss": result.loss,
         "learning_rate": rate,
         "gradient_norm": result.gradient_norm,
-        "tokens": step * tokens,
+        "tokens": session.tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "skipped": int(result.skipped),

@@ -1,35 +1,34 @@
 """A run on random tokens: what a configuration does on a mesh, without a corpus or a folder.
 
 Tokens and document starts of a lane are drawn from (seed, lane), so a lane reads the same on every
-mesh, as it does from a corpus.
+mesh, as it does from a corpus. A segment counts as a document of the lane's cursor: a run that goes
+on from a checkpoint reads on where its cursors say.
 """
+
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from rlt_dist.checkpoint.contents import Contents
+from rlt_dist.checkpoint.explain import Wanted, decide
+from rlt_dist.checkpoint.load import load_contents, put
+from rlt_dist.checkpoint.manifest import Facts, folder_name
+from rlt_dist.checkpoint.save import Keep, save_checkpoint
 from rlt_dist.config.run import RunConfig
+from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.data.stream.loader import Batch, cursors_at_start, lanes_of_rank
 from rlt_dist.inference.forward import micro_batch_rows, output_loss, through_pipeline
-from rlt_dist.mesh.axes import Axes
+from rlt_dist.mesh.collectives import on_leader
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.state import State
 from rlt_dist.ops.noise import seed_from
 from rlt_dist.parallel.engine.engine import make_engine
 from rlt_dist.parallel.execute.step import Passed
 from rlt_dist.parallel.local import LocalModel
-from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.train.session import new_model
+from rlt_dist.train.start import check_mesh
 from rlt_dist.train.step import StepResult, train_step
-
-
-def check_fit(config: RunConfig, vocabulary: int, axes: Axes) -> None:
-    """Check, before any rank is started, what a run asks of its mesh.
-
-    Raises:
-        UserError: lanes, micro-batches or the vocabulary do not fit.
-    """
-    config.micro_batch_lanes(len(lanes_of_rank(config.data.lanes, 0, axes.data)))
-    check_vocabulary(config.model, vocabulary, axes.tensor)
 
 
 class Rehearsal:
@@ -39,6 +38,7 @@ class Rehearsal:
         steps: done so far.
         lanes: global numbers.
         state: what the lanes carry.
+        cursors: int64 [b, 1, 4], where they stand.
         optimizer: what updates the parameters.
     """
 
@@ -48,15 +48,16 @@ class Rehearsal:
             document: mean tokens of a document.
 
         Raises:
-            UserError: see `check_fit`.
+            UserError: see `check_mesh`.
         """
-        check_fit(config, vocabulary, mesh.axes)
+        check_mesh(config, vocabulary, mesh.axes)
         self.config, self.mesh = config, mesh
         self._vocabulary, self._document = vocabulary, document
         self.lanes = lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
         self.local: LocalModel = new_model(config, vocabulary, mesh)
         self.optimizer = make_engine(self.local, config.optimizer, mesh)
         self.state: State = self.local.model.empty_state(len(self.lanes))
+        self.cursors = cursors_at_start(len(self.lanes), 1)
         self.steps = 0
 
     def step(self) -> StepResult:
@@ -73,6 +74,7 @@ class Rehearsal:
             step=self.steps,
             learning_rate=self.config.optimizer.learning_rate,
         )
+        self.cursors = batch.cursors
         return result
 
     def pass_through(self) -> Passed:
@@ -93,31 +95,71 @@ class Rehearsal:
         passed = through_pipeline(
             self.local, self.mesh, batch, self.state, self.config, self.steps, learn
         )
-        self.state = passed.state
+        self.state, self.cursors = passed.state, batch.cursors
         return passed
+
+    def contents(self) -> Contents:
+        """What a checkpoint keeps of it."""
+        parameters = self.local.parameters
+        return Contents(parameters, self.optimizer.tensors(), self.state, self.cursors)
+
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint of the step just done into a folder of them."""
+        data = self.config.data
+        facts = Facts(
+            step=self.steps,
+            tokens=self.steps * data.lanes * data.segment,
+            tokenizer="",
+            corpus="",
+            identity=self.config.identity(),
+            mesh=str(self.mesh.axes),
+            engine=self.config.optimizer.engine,
+        )
+        contents = self.contents().pieces(self.local, self.mesh)
+        keep = Keep(self.config.checkpoint.keep)
+        save_checkpoint(folder, contents, facts, self.mesh.world, keep)
+        return folder / folder_name(self.steps)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint of a rehearsal.
+
+        Raises:
+            UserError: on every process alike, where it does not fit.
+        """
+        wanted = Wanted(self.config, self.mesh.axes, self._vocabulary, "", "", "random tokens")
+        decision = on_leader(self.mesh.world, lambda: decide(checkpoint, wanted).accepted())
+        contents = load_contents(checkpoint, self.contents(), self.local, self.mesh)
+        put(contents, self.local, self.optimizer)
+        self.state, self.cursors = contents.state, contents.cursors
+        self.steps = decision.facts.step
 
     def _batch(self) -> Batch:
         """The next segment of every lane; its last token is the next one's first."""
-        segments = [self._lane(lane) for lane in self.lanes]
+        cursors = [Cursor.from_numbers(row) for row in self.cursors[:, 0].tolist()]
+        segments = [
+            self._lane(lane, cursor.document)
+            for lane, cursor in zip(self.lanes, cursors, strict=True)
+        ]
         tokens, starts = (torch.stack(parts) for parts in zip(*segments, strict=True))
+        further = Cursor(document=1, tokens=self.config.data.segment)
         return Batch(
             tokens=tokens,
             document_start=starts[:, :-1].contiguous(),
             loss_mask=~starts[:, 1:],
             lanes=torch.tensor(self.lanes, dtype=torch.int64),
-            cursors=cursors_at_start(len(self.lanes), 1),
+            cursors=self.cursors + torch.tensor(further.to_tuple()),
         )
 
-    def _lane(self, lane: int) -> tuple[Tensor, Tensor]:
-        """Tokens [T + 1], and where documents start."""
+    def _lane(self, lane: int, segment: int) -> tuple[Tensor, Tensor]:
+        """Tokens [T + 1] of a segment, and where documents start."""
         length = self.config.data.segment
         parts = []
-        for segment in (self.steps, self.steps + 1):
-            key = seed_from(self.config.train.seed, "rehearsal", lane, segment)
+        for number in (segment, segment + 1):
+            key = seed_from(self.config.train.seed, "rehearsal", lane, number)
             generator = torch.Generator().manual_seed(key)
             tokens = torch.randint(self._vocabulary, (length,), generator=generator)
             starts = torch.rand(length, generator=generator) < 1 / self._document
-            starts[0] |= segment == 0
+            starts[0] |= number == 0
             parts.append((tokens, starts))
         (tokens, starts), (next_tokens, next_starts) = parts
         return torch.cat((tokens, next_tokens[:1])), torch.cat((starts, next_starts[:1]))

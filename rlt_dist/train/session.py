@@ -3,20 +3,19 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlt_dist.checkpoint.contents import Contents
-from rlt_dist.checkpoint.load import load_contents
-from rlt_dist.checkpoint.manifest import Facts, GuardFacts, checkpoints, latest, read_manifest
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim, describe_changes
+from rlt_dist.checkpoint.explain import Decision, seen
+from rlt_dist.checkpoint.load import load_contents, put
+from rlt_dist.checkpoint.manifest import Facts, GuardFacts
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim
 from rlt_dist.checkpoint.save import clear_leftovers
 from rlt_dist.checkpoint.saver import Saver
-from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.stream.corpora import Corpora, check_lanes, open_corpora
+from rlt_dist.data.stream.corpora import Corpora, open_corpora
 from rlt_dist.data.stream.loader import LaneLoader, cursors_at_start, lanes_of_rank
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
@@ -26,9 +25,8 @@ from rlt_dist.models.build import Model
 from rlt_dist.models.state import State
 from rlt_dist.parallel.engine.engine import Engine, make_engine
 from rlt_dist.parallel.local import LocalModel, build_local
-from rlt_dist.parallel.plan.layout import check_vocabulary
 from rlt_dist.parallel.seam import seam_of
-from rlt_dist.util.errors import UserError
+from rlt_dist.train.start import check_corpora, check_mesh, starting_point
 from rlt_dist.util.lock import locked
 
 
@@ -38,6 +36,7 @@ class Session:
 
     Attributes:
         step: optimizer steps done.
+        tokens: input tokens consumed over all lanes.
         state: what this process's lanes carry.
         cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
@@ -51,6 +50,7 @@ class Session:
     local_model: LocalModel
     optimizer: Engine
     step: int
+    tokens: int
     state: State
     cursors: Tensor
     byte_lengths: Tensor
@@ -95,11 +95,12 @@ class Session:
         """Save the step just done."""
         facts = Facts(
             step=self.step,
-            tokens=self.step * self.config.data.lanes * self.config.data.segment,
+            tokens=self.tokens,
             tokenizer=self.corpora.tokenizer.hash,
             corpus=self.corpora.fingerprint,
             identity=self.config.identity(),
             mesh=str(self.mesh.axes),
+            engine=self.config.optimizer.engine,
             guard=self.guard,
         )
         saver.save(self.contents().pieces(self.local_model, self.mesh), facts)
@@ -111,8 +112,11 @@ class Session:
 
 
 @contextmanager
-def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
+def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) -> Iterator[Session]:
     """Start a run, or go on from the newest whole checkpoint; its folder is held meanwhile.
+
+    Args:
+        reset_state: the state that a checkpoint carries is left behind (`explain.Decision`).
 
     Raises:
         UserError: on every process alike, before anything is written, where the configuration
@@ -120,21 +124,22 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
             process trains there.
     """
     config, world = config.resolved(), mesh.world
-    together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
     corpora = together(world, lambda: open_corpora(config.data, check=world.leads))
-    together(world, lambda: _check_fit(config, corpora))
-    model = together(world, lambda: new_model(config, corpora.tokenizer.vocabulary, mesh))
+    vocabulary = corpora.tokenizer.vocabulary
+    together(world, lambda: check_mesh(config, vocabulary, mesh.axes))
+    together(world, lambda: check_corpora(config, corpora))
+    model = together(world, lambda: new_model(config, vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
         on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
-        newest = on_leader(world, lambda: _newest(config, corpora))
+        start = on_leader(world, lambda: starting_point(config, corpora, mesh.axes, reset_state))
         changes = on_leader(world, lambda: claim(config, corpora.tokenizer))
         session = _new_session(config, mesh, corpora, model, engine)
         session.notes += [f"changed since the last start: {change}" for change in changes]
-        if newest is not None:
-            _resume(session, newest)
+        if start is not None:
+            _resume(session, start)
         yield session
 
 
@@ -156,6 +161,7 @@ def _new_session(
         local_model=model,
         optimizer=engine,
         step=0,
+        tokens=0,
         state=model.model.empty_state(len(local)),
         cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
@@ -166,50 +172,6 @@ def _new_session(
 
 def _local_lanes(config: RunConfig, mesh: Mesh) -> range:
     return lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
-
-
-def _check_fit(config: RunConfig, corpora: Corpora) -> None:
-    """What the configuration asks of the corpus, checked before anything is written."""
-    splits = ["train"] if config.validation.every is None else ["train", "validation"]
-    for split in splits:
-        check_lanes(corpora.split(split), config.data.lanes, config.train.seed)
-    check_vocabulary(config.model, corpora.tokenizer.vocabulary, config.mesh.tensor)
-    cutoffs = isinstance(config.model, TransformerXLConfig) and config.model.cutoffs
-    if cutoffs and not corpora.tokenizer.ranked:
-        raise UserError(
-            "model.cutoffs: an adaptive softmax needs ids ranked by frequency, which the tokenizer "
-            f"of {corpora.location} does not do; prepare a corpus with tokenizer/words.yaml"
-        )
-
-
-def _newest(config: RunConfig, corpora: Corpora) -> Path | None:
-    """The checkpoint to go on from, or None to start from the beginning."""
-    folder = config.run_folder / CHECKPOINTS
-    newest = latest(folder)
-    if newest is None:
-        if checkpoints(folder):
-            raise UserError(
-                f"{folder}: none of its {len(checkpoints(folder))} checkpoints is whole; "
-                "remove the folder to start from the beginning"
-            )
-        return None
-    facts = read_manifest(newest).facts
-    for name, saved, now in (
-        ("corpus", facts.corpus, corpora.fingerprint),
-        ("tokenizer", facts.tokenizer, corpora.tokenizer.hash),
-    ):
-        if saved != now:
-            raise UserError(
-                f"{newest}: was trained on another {name} than {corpora.location}; "
-                "point data at what it was started with"
-            )
-    changed = describe_changes(facts.identity, config.identity())
-    if changed:
-        raise UserError(
-            f"{newest}: belongs to another run ({'; '.join(changed)}); "
-            "give another run_folder, or undo the change"
-        )
-    return newest
 
 
 def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
@@ -235,17 +197,22 @@ def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
     return local
 
 
-def _resume(session: Session, folder: Path) -> None:
-    """Take over a checkpoint whose corpus, tokenizer and configuration are known to fit."""
-    local, mesh, start = session.local_model, session.mesh, session.contents()
-    contents = together(session.world, lambda: load_contents(folder, start, local, mesh))
-    with torch.no_grad():
-        for name, parameter in local.parameters.items():
-            parameter.copy_(contents.model[name])
-    session.optimizer.load(contents.optimizer)
+def _resume(session: Session, decision: Decision) -> None:
+    """Take over a checkpoint that is known to fit."""
+    local, mesh, carried = session.local_model, session.mesh, decision.cursors is None
+    if decision.cursors is not None:
+        session.cursors = decision.cursors[session.local.start : session.local.stop]
+        session.state["tokens"] = seen(session.cursors).to(mesh.world.device)
+    start = session.contents()
+    contents = together(
+        session.world, lambda: load_contents(decision.folder, start, local, mesh, carried=carried)
+    )
+    put(contents, local, session.optimizer)
     session.state, session.cursors = contents.state, contents.cursors
-    facts = read_manifest(folder).facts
-    session.step, session.guard = facts.step, facts.guard
-    session.notes.append(f"resumed from {folder} at step {session.step}")
+    facts = decision.facts
+    session.step, session.tokens, session.guard = facts.step, facts.tokens, facts.guard
+    session.notes.append(f"resumed from {decision.folder} at step {session.step}")
+    if decision.note is not None:
+        session.notes.append(decision.note)
     if session.step >= session.config.train.steps:
         session.notes.append("nothing left to do; raise train.steps to go on")

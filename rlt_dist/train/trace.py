@@ -23,7 +23,8 @@ from rlt_dist.parallel.schedule.compare import Share, Use, measured, shares, use
 from rlt_dist.parallel.schedule.instructions import Schedule, Work
 from rlt_dist.parallel.schedule.picture import picture
 from rlt_dist.parallel.schedule.simulate import Timed, Timeline, simulate
-from rlt_dist.train.rehearsal import Rehearsal, check_fit
+from rlt_dist.train.rehearsal import Rehearsal
+from rlt_dist.train.start import check_mesh
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 
@@ -68,7 +69,7 @@ def trace(config: RunConfig, vocabulary: int, output: Path) -> Summary:
         UserError: lanes do not fit the mesh, the recurrence has no steps, or a rank failed.
     """
     axes = least_axes(config.mesh)
-    check_fit(config, vocabulary, axes)
+    check_mesh(config, vocabulary, axes)
     if isinstance(config.model, RltConfig) and config.ops.recurrence == "reference":
         raise UserError(
             "ops.recurrence: reference is one autograd graph and has no steps to show; take another"

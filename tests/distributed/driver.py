@@ -107,12 +107,14 @@ def train(
     config: RunConfig,
     world: World | None = None,
     prepare: Callable[[Session], object] = lambda _: None,
+    *,
+    reset_state: bool = False,
 ) -> Watched:
     """Start or resume a run and train it to its end; `prepare` may change the session first."""
     if world is None:
         with open_world({"OMP_NUM_THREADS": "1"}) as alone:
-            return train(config, alone, prepare)
-    with opened(config, world) as session:
+            return train(config, alone, prepare, reset_state=reset_state)
+    with opened(config, world, reset_state=reset_state) as session:
         prepare(session)
         watched = watch(session)
         run_training(session)
@@ -120,9 +122,12 @@ def train(
 
 
 @contextmanager
-def opened(config: RunConfig, world: World) -> Iterator[Session]:
+def opened(config: RunConfig, world: World, *, reset_state: bool = False) -> Iterator[Session]:
     """A run on the mesh that its configuration asks for."""
-    with mesh_of(config, world) as mesh, open_session(config, mesh) as session:
+    with (
+        mesh_of(config, world) as mesh,
+        open_session(config, mesh, reset_state=reset_state) as session,
+    ):
         yield session
 
 

@@ -126,7 +126,7 @@ def test_the_report_says_what_the_bad_steps_were(
     driver: Any, configure: Any, tmp_path: Path, metrics: Any
 ) -> None:
     config = configure(tmp_path, "rlt1", "guard.max_skips=2", "checkpoint.every=1")
-    with pytest.raises(UserError, match="guard-step-00000004.txt"):
+    with pytest.raises(UserError, match=r"guard-step-00000004\.txt"):
         driver.train(config, prepare=lambda s: driver.spoil_gradient(s, {3, 4}, 0))
     report = (config.run_folder / "guard-step-00000004.txt").read_text()
     for record in metrics(config.run_folder)[2:]:

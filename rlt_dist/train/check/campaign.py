@@ -1,28 +1,25 @@
 """Configurations x meshes x variants, run as ranks on this machine and held to one process."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import Literal
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
-from rlt_dist.jobs.local import run_ranks
 from rlt_dist.mesh.axes import Axes
-from rlt_dist.train.check.case import CASES, Case, Deviation, deviation_of
-from rlt_dist.train.rehearsal import check_fit
-from rlt_dist.util.errors import UserError
+from rlt_dist.train.check.case import Case, Deviation, deviation_of
+from rlt_dist.train.check.launch import kept_after_errors, launch
+from rlt_dist.train.start import check_mesh
 
 Precision = Literal["float64", "float32", "bfloat16"]
 TOLERANCE: dict[Precision, float] = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 1e-2}
 """Largest relative error: in float64 of everything; in float32 of losses and gradient norms alone,
 since the optimizer's division makes an error of rounding as large as it likes where a gradient is
 small; in bfloat16 of losses."""
+
+_PROGRAM = "rlt_dist.train.check.case"
 
 # What the reference is computed with, whatever its configuration says: one piece, nothing again.
 _PLAIN = (
@@ -73,28 +70,14 @@ def check_meshes(campaign: Campaign) -> Iterator[Row]:
         UserError: a configuration is wrong, a mesh is impossible, or a rank failed.
     """
     references, runs = _cases(campaign)
-    with _kept_after_errors() as folder:
-        _launch(folder, 1, references)
+    with kept_after_errors() as folder:
+        launch(folder, 1, _PROGRAM, references)
         for size in sorted({mesh.size for _, _, mesh, _ in runs}):
             here = [run for run in runs if run[2].size == size]
-            _launch(folder, size, [case for *_, case in here])
+            launch(folder, size, _PROGRAM, [case for *_, case in here])
             for file, variant, mesh, case in here:
                 deviation = deviation_of(folder, case, size)
                 yield Row(file, variant, mesh, deviation, _is_small(deviation, campaign.precision))
-
-
-@contextmanager
-def _kept_after_errors() -> Iterator[Path]:
-    """A folder that is removed unless what the ranks printed there may be needed."""
-    folder = Path(mkdtemp(prefix="rlt-dist-"))
-    try:
-        yield folder
-    except UserError:
-        raise
-    except BaseException:
-        rmtree(folder)
-        raise
-    rmtree(folder)
 
 
 _Run = tuple[Path, str, Axes, Case]
@@ -114,7 +97,7 @@ def _cases(campaign: Campaign) -> tuple[list[Case], list[_Run]]:
         for mesh in campaign.meshes:
             name, overrides = f"run-{len(runs)}", [*variant, *mesh.overrides()]
             case = _case(campaign, file, overrides, name, reference.name)
-            check_fit(case.config, campaign.vocabulary, mesh)
+            check_mesh(case.config, campaign.vocabulary, mesh)
             runs.append((file, " ".join(variant), mesh, case))
     return list(references.values()), runs
 
@@ -130,12 +113,6 @@ def _case(
         steps=campaign.steps,
         reference=reference,
     )
-
-
-def _launch(folder: Path, size: int, cases: Sequence[Case]) -> None:
-    content = [case.model_dump(mode="json") for case in cases]
-    (folder / CASES).write_text(json.dumps(content))
-    run_ranks(size, ["-m", "rlt_dist.train.check.case", str(folder)], folder / "output.txt")
 
 
 def _is_small(deviation: Deviation, precision: Precision) -> bool:

@@ -17,14 +17,13 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.jobs.local import shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
-from rlt_dist.mesh.world import World, open_world
+from rlt_dist.mesh.world import World
 from rlt_dist.parallel.mesh import mesh_of
 from rlt_dist.parallel.plan.cut import Cut
+from rlt_dist.train.check.launch import run_cases
 from rlt_dist.train.rehearsal import Rehearsal
 
-CASES = "cases.json"
 _NUMBERS = ("loss", "gradient_norm")
 
 
@@ -139,14 +138,5 @@ def _compare(
     }
 
 
-def run_cases(folder: Path) -> None:
-    """Run all cases that a folder holds, on as many ranks as were started."""
-    cases: Iterable[Any] = json.loads((folder / CASES).read_text())
-    with open_world() as world:
-        for case in cases:
-            run_case(Case.model_validate(case), world, folder)
-
-
 if __name__ == "__main__":
-    with shown_on_one_rank():
-        run_cases(Path(sys.argv[1]))
+    run_cases(Path(sys.argv[1]), Case, run_case)
