@@ -70,14 +70,14 @@ def load_parameters(folder: Path, model: Model) -> None:
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     _check_same(folder, stored, parameters)
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    _load_alone(folder, target)
+    load_tensors(folder, target)
 
 
 def load_cursors(folder: Path) -> Tensor:
     """Only the cursors of all lanes, in one process: int64 [G, corpora, 4]."""
     shape, dtype = stored_tensors(folder)["cursors"]
     target = {"cursors": torch.empty(shape, dtype=dtype)}
-    _load_alone(folder, target)
+    load_tensors(folder, target)
     return target["cursors"]
 
 
@@ -91,8 +91,11 @@ def stored_tensors(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     }
 
 
-def _load_alone(folder: Path, target: dict[str, Tensor]) -> None:
-    """Fill tensors from a checkpoint, without a process group."""
+def load_tensors(folder: Path, target: dict[str, Tensor]) -> None:
+    """Fill tensors by their names in a checkpoint, in one process without a process group.
+
+    They may be of another type: each is converted as it is read.
+    """
     with warnings.catch_warnings():
         # It warns that there is no process group, which is what is meant here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 checkpoint_app = typer.Typer(
-    help="List, look into and verify checkpoints.",
+    help="List, look into and verify checkpoints; take models out and in.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

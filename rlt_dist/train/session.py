@@ -115,7 +115,7 @@ def open_session(config: RunConfig, mesh: Mesh) -> Iterator[Session]:
     config, world = config.resolved(), mesh.world
     together(world, lambda: config.micro_batch_lanes(len(_local_lanes(config, mesh))))
     corpora = together(world, lambda: open_corpora(config.data, check=world.leads))
-    together(world, lambda: _check_fit(config, corpora))
+    together(world, lambda: check_fit(config, corpora))
     model = together(world, lambda: new_model(config, corpora.tokenizer.vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
@@ -160,8 +160,12 @@ def _local_lanes(config: RunConfig, mesh: Mesh) -> range:
     return lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
 
 
-def _check_fit(config: RunConfig, corpora: Corpora) -> None:
-    """What the configuration asks of the corpus, checked before anything is written."""
+def check_fit(config: RunConfig, corpora: Corpora) -> None:
+    """What the configuration asks of the corpus, checked before anything is written.
+
+    Raises:
+        UserError: lanes, vocabulary or cutoffs do not fit.
+    """
     splits = ["train"] if config.validation.every is None else ["train", "validation"]
     for split in splits:
         check_lanes(corpora.split(split), config.data.lanes, config.train.seed)
