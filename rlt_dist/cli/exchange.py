@@ -85,9 +85,9 @@ def import_(
 
     Examples:
 
-    `rlt-dist checkpoint import runs/exported --output runs/imported --config configs/rlt_stdlib.yaml`
+    `rlt-dist checkpoint import runs/exported --output runs/again --config configs/rlt_stdlib.yaml`
 
-    `rlt-dist checkpoint import authors.pt --output runs/wt103 --config configs/txl_wt103_large.yaml`
+    `rlt-dist checkpoint import theirs.pt --output runs/large --config configs/txl_wt103_large.yaml`
     """
     from rlt_dist.checkpoint.exchange.source import read_source
     from rlt_dist.config.load import load_typed

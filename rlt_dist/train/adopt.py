@@ -11,7 +11,7 @@ from rlt_dist.checkpoint.exchange.about import check_same_model
 from rlt_dist.checkpoint.exchange.names import select_parameters, vocabulary_of
 from rlt_dist.checkpoint.exchange.source import Source
 from rlt_dist.checkpoint.manifest import Facts
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS, record
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, TOKENIZER, record
 from rlt_dist.checkpoint.save import save_checkpoint
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.corpora import Corpora, open_corpora
@@ -71,7 +71,7 @@ def _check_about(source: Source, config: RunConfig, tokenizer: Tokenizer) -> lis
     if source.tokenizer is not None and source.tokenizer.hash != tokenizer.hash:
         raise UserError(
             f"{source.path}: has another tokenizer than the run's corpus; prepare the corpus "
-            f"with --tokenizer {source.path / 'tokenizer.json'}"
+            f"with --tokenizer {source.path / TOKENIZER}"
         )
     found = vocabulary_of(source.tensors)
     if found and found != tokenizer.vocabulary:
@@ -103,7 +103,7 @@ def _save(folder: Path, local: LocalModel, config: RunConfig, corpora: Corpora) 
         identity=config.identity(),
     )
     lanes = config.data.lanes
-    with open_world({}) as world, open_mesh(world, Axes(1, 1, 1)) as mesh:
+    with open_world() as world, open_mesh(world, Axes(1, 1, 1)) as mesh:
         contents = Contents(
             local.parameters,
             TorchEngine(local, config.optimizer, mesh).tensors(),

@@ -9,8 +9,8 @@ An exported folder:
     tokenizer.json                the tokenizer
     README.md                     the model card
 
-Names are those of `models`: for Transformer-XL its authors' (kimiyoung/transformer-xl), for RLT those
-that this project defines. A weight that is used in two places is stored once; the files' metadata say
-under `tied` which other name it answers to. `import` reads such a folder, one safetensors file with
-the same names, or a state dict written by torch.save.
+Names are those of `models`: for Transformer-XL its authors' (kimiyoung/transformer-xl), for RLT
+those that this project defines. A weight that is used in two places is stored once; the files'
+metadata say under `tied` which other name it answers to. `import` reads such a folder, one
+safetensors file with the same names, or a state dict written by torch.save.
 """

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlt_dist.checkpoint.run_folder import EVALUATIONS
+from rlt_dist.checkpoint.run_folder import EVALUATIONS, TOKENIZER
 from rlt_dist.checkpoint.saved_run import SavedRun
 from rlt_dist.config.load import write_yaml
 from rlt_dist.config.model import ModelConfig, RltConfig
@@ -45,7 +45,7 @@ def model_card(saved: SavedRun, written: Written, name: str) -> str:
         "## Evaluation",
         _evaluations(saved),
         "## Use",
-        _use(saved, name),
+        _use(name),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
@@ -98,10 +98,10 @@ def _evaluations(saved: SavedRun) -> str:
     return _table([name.replace("_", " ") for name in names], rows)
 
 
-def _use(saved: SavedRun, name: str) -> str:
-    trained = "runs/imported"
+def _use(name: str) -> str:
+    trained, tokenizer = "runs/imported", f"{name}/{TOKENIZER}"
     commands = [
-        f"rlt-dist data prepare --input TEXTS --output runs/corpus --tokenizer {name}/tokenizer.json",
+        f"rlt-dist data prepare --input TEXTS --output runs/corpus --tokenizer {tokenizer}",
         f"rlt-dist checkpoint import {name} --output {trained} --config run.yaml",
         f"rlt-dist generate {trained} --prompt 'TEXT'",
         f"rlt-dist eval {trained} --state both",

@@ -1,6 +1,7 @@
 """Writing a checkpoint's model as safetensors, for others and for `import`."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch import Tensor
 from rlt_dist.checkpoint.exchange.about import About
 from rlt_dist.checkpoint.exchange.card import Written, model_card
 from rlt_dist.checkpoint.exchange.names import aliases, check_names, parameter_shapes
-from rlt_dist.checkpoint.exchange.source import ABOUT, CARD, INDEX, TOKENIZER, WEIGHTS
+from rlt_dist.checkpoint.exchange.source import ABOUT, CARD, INDEX, WEIGHTS
 from rlt_dist.checkpoint.load import load_tensors, stored_tensors
+from rlt_dist.checkpoint.run_folder import TOKENIZER
 from rlt_dist.checkpoint.saved_run import SavedRun
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import atomic_folder
@@ -50,7 +52,7 @@ def export_model(
         UserError: the output holds something already, or the checkpoint another model than its
             run folder says.
     """
-    vocabulary = saved.tokenizer.vocabulary
+    about = About(model=saved.config.model, vocabulary=saved.tokenizer.vocabulary)
     parameters = _parameters(saved, dtype)
     shards = _shards({name: each.bytes for name, each in parameters.items()}, shard_bytes)
     files = _file_names(len(shards))
@@ -65,14 +67,14 @@ def export_model(
         files=files,
     )
     with atomic_folder(output) as folder:
+        (folder / ABOUT).write_text(about.to_json())
         for file, names in zip(files, shards, strict=True):
             wished = {name: parameters[name] for name in names}
             _write(folder / file, _read(saved.folder, wished), metadata)
+            # safetensors lets nobody but the owner read them.
+            shutil.copymode(folder / ABOUT, folder / file)
         if len(files) > 1:
             (folder / INDEX).write_text(_index(files, shards, written.bytes))
-        (folder / ABOUT).write_text(
-            About(model=saved.config.model, vocabulary=vocabulary).to_json()
-        )
         (folder / CARD).write_text(model_card(saved, written, output.resolve().name))
         saved.tokenizer.save(folder / TOKENIZER)
     return written

@@ -1,8 +1,8 @@
 """The names of parameters in files, held to those of a model.
 
-Both models carry the names that files have, so nothing is renamed on the way in or out. A weight used
-in two places has one name in the model; files of others (the Transformer-XL authors' among them) hold
-it under both. `aliases` is the one table of second names.
+Both models carry the names that files have, so nothing is renamed on the way in or out. A weight
+used in two places has one name in the model; files of others (the Transformer-XL authors' among
+them) hold it under both. `aliases` is the one table of second names.
 """
 
 import re

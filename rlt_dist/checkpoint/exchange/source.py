@@ -12,11 +12,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlt_dist.checkpoint.exchange.about import About, read_about, read_json
+from rlt_dist.checkpoint.run_folder import TOKENIZER
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from rlt_dist.util.errors import UserError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-ABOUT, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
+ABOUT, CARD = "config.json", "README.md"
 
 
 @dataclass(frozen=True)
