@@ -50,12 +50,7 @@ def adopt(source: Source, config: RunConfig) -> list[str]:
     notes = _check_about(source, config, corpora.tokenizer)
     vocabulary, where = corpora.tokenizer.vocabulary, str(source.path)
     parameters = select_parameters(source.tensors, config.model, vocabulary, where)
-    dtype = parameter_dtype(config)
-    rounded = {str(t.dtype).removeprefix("torch.") for t in parameters.values() if t.dtype != dtype}
-    notes += [
-        f"parameters of type {name} become {str(dtype).removeprefix('torch.')}"
-        for name in sorted(rounded)
-    ]
+    notes += _converted(parameters, parameter_dtype(config))
     local = _filled(config, vocabulary, parameters)
     with atomic_folder(config.run_folder) as folder:
         record(folder, config, corpora.tokenizer)
@@ -80,6 +75,14 @@ def _check_about(source: Source, config: RunConfig, tokenizer: Tokenizer) -> lis
             f"{tokenizer.vocabulary:,}; point data at a corpus of the model's own tokenizer"
         )
     return notes
+
+
+def _converted(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> list[str]:
+    others = {str(tensor.dtype) for tensor in parameters.values() if tensor.dtype != dtype}
+    return [
+        f"parameters of type {other} become {dtype}".replace("torch.", "")
+        for other in sorted(others)
+    ]
 
 
 def _filled(config: RunConfig, vocabulary: int, parameters: Mapping[str, Tensor]) -> LocalModel:
