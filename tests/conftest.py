@@ -215,6 +215,12 @@ def seams() -> ModuleType:
     return _load(HERE / "ops" / "seams.py")
 
 
+@pytest.fixture(scope="session")
+def authors() -> ModuleType:
+    """tests/checkpoint/authors.py: Transformer-XL as its authors' code names it."""
+    return _load(HERE / "checkpoint" / "authors.py")
+
+
 def _steps(run_folder: Path) -> list[dict[str, Any]]:
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -81,14 +81,14 @@ def load_parameters(folder: Path, model: Model) -> None:
     if trouble is not None:
         raise UserError(f"{folder}: {trouble}")
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    _load_alone(folder, target)
+    load_tensors(folder, target)
 
 
 def load_whole(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Some of a checkpoint's tensors, whole, in one process without a process group."""
     stored = stored_tensors(folder)
     target = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
-    _load_alone(folder, target)
+    load_tensors(folder, target)
     return target
 
 
@@ -106,8 +106,11 @@ def stored_tensors(folder: Path) -> Stored:
     }
 
 
-def _load_alone(folder: Path, target: dict[str, Tensor]) -> None:
-    """Fill tensors from a checkpoint, without a process group."""
+def load_tensors(folder: Path, target: dict[str, Tensor]) -> None:
+    """Fill tensors by their names in a checkpoint, in one process without a process group.
+
+    They may be of another type: each is converted as it is read.
+    """
     with warnings.catch_warnings():
         # It warns that there is no process group, which is what is meant here.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

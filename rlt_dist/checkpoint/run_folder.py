@@ -74,9 +74,14 @@ def claim(config: RunConfig, tokenizer: Tokenizer) -> list[str]:
     if is_run_folder(folder):
         before, after = load_typed(folder / CONFIG, RunConfig).leaves(), config.leaves()
         changes = describe_changes(before, after)
+    record(folder, config, tokenizer)
+    return changes
+
+
+def record(folder: Path, config: RunConfig, tokenizer: Tokenizer) -> None:
+    """Make a folder look as that of a run with this configuration and tokenizer."""
     write_atomic(folder / CONFIG, _MARK + config.to_yaml())
     tokenizer.save(folder / TOKENIZER)
-    return changes
 
 
 def describe_changes(before: dict[str, object], after: dict[str, object]) -> list[str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rlt_dist.checkpoint.explain import Decision
 
 checkpoint_app = typer.Typer(
-    help="List, look into, verify and explain checkpoints.",
+    help="List, look into, verify and explain checkpoints; take models out and in.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )

@@ -12,6 +12,7 @@ from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
+from rlt_dist.cli.exchange import export, import_
 from rlt_dist.cli.generate import generate
 from rlt_dist.cli.params import params
 from rlt_dist.cli.report import report
@@ -39,6 +40,8 @@ app.command()(train)
 app.command("eval")(evaluate)
 app.command()(generate)
 app.command()(params)
+checkpoint_app.command()(export)
+checkpoint_app.command("import")(import_)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(verify_app, name="verify")
 app.command()(trace)

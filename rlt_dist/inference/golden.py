@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rlt_dist.checkpoint.exchange.names import select_parameters
 from rlt_dist.config.load import validate
 from rlt_dist.config.model import RltConfig, TransformerXLConfig
 from rlt_dist.models.build import Model, build_model
@@ -134,13 +135,15 @@ def _build(settings: dict[str, Any], path: Path) -> Model:
 
 
 def _fill(model: Model, tensors: dict[str, Tensor], path: Path) -> None:
-    parameters = dict(model.named_parameters())
-    stored = {name[len("param.") :] for name in tensors if name.startswith("param.")}
-    for name in sorted(parameters.keys() ^ stored):
-        raise UserError(f"{path}: parameter {name} is in the file or in the model, but not in both")
+    stored = {
+        name.removeprefix("param."): tensor
+        for name, tensor in tensors.items()
+        if name.startswith("param.")
+    }
+    found = select_parameters(stored, model.config, model.vocabulary, str(path))
     with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(tensors[f"param.{name}"])
+        for name, parameter in model.named_parameters():
+            parameter.copy_(found[name])
 
 
 def _run(golden: Golden) -> dict[str, Tensor]:

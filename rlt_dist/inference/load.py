@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from rlt_dist.checkpoint.load import find_checkpoint, load_parameters
-from rlt_dist.checkpoint.manifest import read_manifest
-from rlt_dist.checkpoint.run_folder import CONFIG, TOKENIZER
-from rlt_dist.config.load import load_typed, validate
+from rlt_dist.checkpoint.load import load_parameters
+from rlt_dist.checkpoint.saved_run import open_saved
+from rlt_dist.config.load import validate
 from rlt_dist.config.run import RunConfig
-from rlt_dist.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
+from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.inference.forward import parameter_dtype, recurrence
 from rlt_dist.models.build import Model, build_model
 from rlt_dist.util.errors import UserError
@@ -44,23 +43,14 @@ def load_trained(path: Path, choices: dict[str, Any] | None = None) -> Trained:
         UserError: there is no whole checkpoint, it does not fit its run folder, or a choice is
             not one of this model's keys.
     """
-    folder = find_checkpoint(path)
-    run_folder = folder.parent.parent
-    if not (run_folder / CONFIG).is_file():
-        raise UserError(
-            f"{run_folder / CONFIG}: no such file; a checkpoint is used from inside its run folder"
-        )
-    config = _with_choices(load_typed(run_folder / CONFIG, RunConfig), choices or {})
-    facts = read_manifest(folder).facts
-    tokenizer = load_tokenizer(run_folder / TOKENIZER)
-    if tokenizer.hash != facts.tokenizer:
-        raise UserError(f"{run_folder / TOKENIZER}: is not the tokenizer that {folder} was made by")
+    saved = open_saved(path)
+    config, tokenizer = _with_choices(saved.config, choices or {}), saved.tokenizer
     model = build_model(
         config.bounded_model, tokenizer.vocabulary, parameter_dtype(config), recurrence(config)
     )
-    load_parameters(folder, model)
+    load_parameters(saved.folder, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Trained(run_folder, facts.step, config, model.to(device).eval(), tokenizer)
+    return Trained(saved.run_folder, saved.facts.step, config, model.to(device).eval(), tokenizer)
 
 
 def _with_choices(config: RunConfig, choices: dict[str, Any]) -> RunConfig:

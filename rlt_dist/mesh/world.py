@@ -18,7 +18,7 @@ TIMEOUT = timedelta(minutes=5)
 
 LONGEST_WAIT = timedelta(hours=2)
 """How long a collective waits for a rank, which may load, compile, or wait for a slow disk. One
-that is gone is missed sooner (`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
+that is gone is missed sooner (`watch`), and so is one stuck in a step (`train.watchdog`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
 """Set where the launcher serves the processes' store; otherwise rank 0 does."""

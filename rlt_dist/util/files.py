@@ -7,12 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlt_dist.util.errors import UserError
+
 _BLOCK = 1 << 20
 
 
 def fsync_folder(folder: Path) -> None:
     """Flush a folder's entries to disk, so that a rename inside it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -49,6 +55,43 @@ def commit_folder(partial: Path, final: Path) -> None:
     fsync_folder(partial)
     os.rename(partial, final)
     fsync_folder(final.parent)
+
+
+def check_vacant(folder: Path) -> None:
+    """Check that a folder may be written as a whole: it is not there, or there is nothing in it.
+
+    Raises:
+        UserError: it holds something, which would be lost, or is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; give a new or empty folder")
+    held = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if held:
+        raise UserError(f"{folder}: holds {held[0]}; give a new or empty folder")
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `folder`; on a clean exit flush all of it and rename it.
+
+    On an exception the temporary folder is removed. `folder` is not there, or empty.
+
+    Raises:
+        UserError: it holds something.
+    """
+    folder = folder.resolve()
+    check_vacant(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    remove_folder(partial)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for path in partial.rglob("*"):
+            _fsync(path)
+        commit_folder(partial, folder)
+    except BaseException:
+        remove_folder(partial)
+        raise
 
 
 def sha256_file(path: Path) -> str:
