@@ -81,10 +81,12 @@ class Decision:
         """The same.
 
         Raises:
-            UserError: the checkpoint is refused; a line for each reason.
+            UserError: the checkpoint is refused; for the first reason of all.
         """
         if self.refusals:
-            raise UserError("\n".join(f"{self.folder}: {refusal}" for refusal in self.refusals))
+            first, *others = self.refusals
+            more = f"; {len(others)} more reasons: `rlt-dist checkpoint explain`" if others else ""
+            raise UserError(f"{self.folder}: {first}{more}")
         return self
 
 

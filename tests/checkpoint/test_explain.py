@@ -140,7 +140,8 @@ def test_lanes_that_disagree_with_their_cursors_are_counted(
 ) -> None:
     with open_world({"OMP_NUM_THREADS": "1"}) as world, driver.opened(run, world) as session:
         session.cursors[2:5, 0, 3] += 1
-        session.save()
+        with session.saver() as saver:
+            session.save(saver)
     code, answer = explain()
     assert code == 1
     assert "lane 2 carries state of 50 tokens and has read 51 (2 more lanes too)" in " ".join(

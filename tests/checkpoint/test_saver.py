@@ -53,7 +53,9 @@ def as_pieces(tensors: Tensors) -> dict[str, Pieces]:
 
 
 def facts(step: int) -> Facts:
-    return Facts(step=step, tokens=0, tokenizer="t", corpus="c", identity={}, mesh="1x1x1")
+    return Facts(
+        step=step, tokens=0, tokenizer="t", corpus="c", identity={}, mesh="1x1x1", engine="t"
+    )
 
 
 def config(**choices: Any) -> CheckpointConfig:

@@ -133,7 +133,8 @@ def test_state_that_disagrees_with_its_cursor_is_refused_by_lane_and_can_be_left
     with open_world({"OMP_NUM_THREADS": "1"}) as world:
         session = driver.train(config, world).session
         session.state["tokens"][3] -= 4
-        session.save()
+        with session.saver() as saver:
+            session.save(saver)
     longer = configure(tmp_path, "rlt1", "train.steps=3")
     with pytest.raises(UserError, match="lane 3 carries state of 16 tokens and has read 20"):
         driver.train(longer)
