@@ -17,7 +17,7 @@ TIMEOUT = timedelta(minutes=5)
 """How long processes wait for each other to meet."""
 
 LONGEST_WAIT = timedelta(hours=2)
-"""How long a collective waits for a rank, which may load, compile, or wait for a slow disk. One that
+"""How long a collective waits for a rank, which may load, compile or wait for a slow disk. One that
 is gone is missed sooner (`watch`), and so is one that is stuck in a step (`train.watchdog`)."""
 
 SERVED = "TORCHELASTIC_USE_AGENT_STORE"
