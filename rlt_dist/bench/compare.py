@@ -120,7 +120,7 @@ def compare(bench: Bench, shape: str, choice: Choice, watch: Watch) -> Compariso
     pick("shape", bench.shapes, [shape])
     pick("variant", bench.variants, choice.variants)
     sizes = bench.shapes[shape]
-    with _threads(choice.threads), Disturbance() as disturbance:
+    with torch_threads(choice.threads), Disturbance() as disturbance:
         watch("building and warming up")
         steps, left_out = _build(bench, sizes, choice.variants)
         samples = time_in_rounds(steps, choice.budget, lambda done: watch(f"{done} rounds timed"))
@@ -173,7 +173,7 @@ def _rows(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """Torch's threads inside a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

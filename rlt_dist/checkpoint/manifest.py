@@ -83,6 +83,11 @@ class Manifest(BaseModel):
     tensor_bytes: int
     files: dict[str, FileFacts]
 
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files.values())
+
 
 def folder_name(step: int) -> str:
     """Name of the checkpoint of a step."""

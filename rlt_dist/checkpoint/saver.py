@@ -39,9 +39,9 @@ class Saved:
     step: int
     blocked: float
     seconds: float
-    bytes: int = 0
-    tensor_bytes: int = 0
-    failure: str | None = None
+    bytes: int
+    tensor_bytes: int
+    failure: str | None
 
 
 class HostCopy:
@@ -148,16 +148,13 @@ class Saver:
         """The thread: one save."""
         try:
             manifest = save_checkpoint(self._folder, contents, facts, self._world, self._keep)
+            failure, written, tensors = None, manifest.bytes, manifest.tensor_bytes
         except UserError as error:
-            seconds = time.monotonic() - began
-            return Saved(facts.step, blocked, seconds, failure=str(error))
-        return Saved(
-            facts.step,
-            blocked if self._config.asynchronous else time.monotonic() - began,
-            time.monotonic() - began,
-            sum(file.bytes for file in manifest.files.values()),
-            manifest.tensor_bytes,
-        )
+            failure, written, tensors = str(error), 0, 0
+        seconds = time.monotonic() - began
+        if not self._config.asynchronous:
+            blocked = seconds
+        return Saved(facts.step, blocked, seconds, written, tensors, failure)
 
     def __enter__(self) -> "Saver":
         return self

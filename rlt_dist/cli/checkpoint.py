@@ -34,8 +34,8 @@ def list_(run: RunFolder) -> None:
         except UserError as error:
             table.add_row(folder.name, "", "", str(error))
             continue
-        size = sum(file.bytes for file in manifest.files.values()) / (1 << 20)
-        table.add_row(folder.name, f"{manifest.facts.tokens:,}", f"{size:.1f}", "yes")
+        size = f"{manifest.bytes / (1 << 20):.1f}"
+        table.add_row(folder.name, f"{manifest.facts.tokens:,}", size, "yes")
     Console().print(table)
 
 

@@ -39,6 +39,7 @@ class Rehearsal:
         steps: done so far.
         lanes: global numbers.
         state: what the lanes carry.
+        optimizer: what updates the parameters.
     """
 
     def __init__(self, config: RunConfig, vocabulary: int, mesh: Mesh, document: int = 12) -> None:
@@ -54,7 +55,7 @@ class Rehearsal:
         self._vocabulary, self._document = vocabulary, document
         self.lanes = lanes_of_rank(config.data.lanes, mesh.place.data, mesh.axes.data)
         self.local: LocalModel = new_model(config, vocabulary, mesh)
-        self._optimizer = make_engine(self.local, config.optimizer, mesh)
+        self.optimizer = make_engine(self.local, config.optimizer, mesh)
         self.state: State = self.local.model.empty_state(len(self.lanes))
         self.steps = 0
 
@@ -64,7 +65,7 @@ class Rehearsal:
         self.steps += 1
         result, self.state = train_step(
             self.local,
-            self._optimizer,
+            self.optimizer,
             batch,
             self.state,
             config=self.config,
@@ -87,7 +88,7 @@ class Rehearsal:
             loss = output_loss(self.local.model, output, batch.rows(rows[micro]), self.config)
             (loss / scored).backward()
 
-        self._optimizer.zero_gradients()
+        self.optimizer.zero_gradients()
         self.steps += 1
         passed = through_pipeline(
             self.local, self.mesh, batch, self.state, self.config, self.steps, learn

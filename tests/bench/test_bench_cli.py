@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlt_dist.bench import compare, evaluation, recurrence, transformer_xl
+from rlt_dist.bench import checkpoint, compare, evaluation, recurrence, transformer_xl
 from rlt_dist.bench.compare import FLOOR, Bench, Variant
 from rlt_dist.config.model import RltConfig, TransformerXLConfig
 from rlt_dist.ops.recurrence import dispatch
@@ -157,3 +157,24 @@ def test_what_cannot_be_compiled_is_left_out_unless_it_is_asked_for(
     assert "exit status 1" in err
     for name in ("native", "core", "floor"):
         is_one_error(command(*bench, "--variant", name), "false cannot compile")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_saving_is_measured_side_by_side_and_leaves_no_file(
+    command: Any, strict_json: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, as_json: bool
+) -> None:
+    monkeypatch.setitem(checkpoint.MODEL, "d_model", 16)
+    options = ("--rounds", 2, "--threads", 1, "--folder", tmp_path)
+    code, out, _ = command("bench", "checkpoint", *options, *["--json"] * as_json)
+    assert code == 0
+    assert not list(tmp_path.iterdir())
+    if not as_json:
+        assert all(way in out for way in checkpoint.WAYS)
+        return
+    none, *saving = [strict_json(line) for line in out.splitlines()]
+    assert [row["variant"] for row in (none, *saving)] == list(checkpoint.WAYS)
+    assert none["interval_ratio"] == 1
+    assert none["blocked_share"] is none["bytes"] is None
+    for row in saving:
+        assert row["blocked_share"] == pytest.approx(row["blocked_seconds"] / none["seconds"])
+        assert row["bytes"] > row["tensor_bytes"] > 0

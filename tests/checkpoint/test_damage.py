@@ -123,6 +123,23 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run: RunConfig, damag
         assert "\n" not in str(raised.value)
 
 
+def test_a_manifest_of_another_run_does_not_fit(
+    run: RunConfig, configure: Any, driver: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of the same step, of files of the same names."""
+    other = configure(tmp_path / "other", "rlt1", "checkpoint.every=1", "train.seed=1")
+    driver.train(other)
+    for step in (4, 5):
+        shutil.copy(checkpoint(other, step) / "manifest.json", checkpoint(run, step))
+        with pytest.raises(UserError, match=rf"step-0000000{step}/.*manifest"):
+            verify(checkpoint(run, step))
+    capsys.readouterr()
+    assert latest(run.run_folder / "checkpoints") == checkpoint(run, 3)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "step-00000005/" in first
+    assert "step-00000004/" in second
+
+
 @pytest.mark.parametrize("damage", [flip_a_bit, remove_the_manifest])
 def test_training_goes_on_from_the_one_before_and_ends_the_same(
     run: RunConfig, driver: Any, metrics: Any, finished: Path, damage: Damage

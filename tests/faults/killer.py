@@ -3,10 +3,11 @@
     python killer.py PLAN.json RESULTS.json
 
 PLAN.json is a list of starts {"config", "kill"}, done one after the other. "kill" is null, or
-{"seconds": s} (at that moment, by the parent), or {"event": k} (by itself, at its k-th operation on
-a file of its run folder: open, make, rename, remove). RESULTS.json holds for each its exit status
-(negative: the signal), its file operations if it came to its end, what lay in its folder of
-checkpoints afterwards, and what it wrote to standard error.
+{"seconds": s} (at that moment, by the parent), or {"event": k} (by itself, at the k-th operation of
+any of its threads on a file of its run folder: open, flush, make, rename, remove). RESULTS.json
+holds for each its exit status (negative: the signal), its file operations, each with its thread, if
+it came to its end, what lay in its folder of checkpoints afterwards, and what it wrote to standard
+error.
 
 torch is imported once, before any fork, so that a start takes a tenth of a second.
 """
@@ -17,6 +18,8 @@ import os
 import select
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +38,23 @@ def list_file_events(run_folder: str, last: int | None) -> list[str]:
     """List this process's operations on files of a folder; before number `last` it is killed."""
     done: list[str] = []
 
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in FILE_EVENTS and f"{arguments[0]}/".startswith(f"{run_folder}/"):
-            done.append(f"{event} {Path(arguments[0]).relative_to(run_folder)}")
+    def note(event: str, path: str) -> None:
+        if f"{path}/".startswith(f"{run_folder}/"):
+            thread = threading.current_thread().name.partition("_")[0]
+            done.append(f"{thread}: {event} {Path(path).relative_to(run_folder)}")
             if len(done) == last:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FILE_EVENTS:
+            note(event, str(arguments[0]))
+
+    def fsync(descriptor: int, flush: Callable[[int], None] = os.fsync) -> None:
+        note("os.fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
+        flush(descriptor)
+
     sys.addaudithook(audit)
+    os.fsync = fsync
     return done
 
 

@@ -27,7 +27,7 @@ def moments(events: list[str], stride: int) -> list[int]:
     return [*range(1, begin, 5 * stride), *range(begin, len(events) + 1, stride)]
 
 
-@pytest.mark.parametrize(("model", "stride"), [("rlt1", 2), ("xl", 4)])
+@pytest.mark.parametrize(("model", "stride"), [("rlt1", 3), ("xl", 7)])
 def test_killed_at_any_file_operation_the_run_ends_as_if_it_never_was(
     starts: Any, configure: Any, tmp_path: Path, metrics: Any, model: str, stride: int
 ) -> None:
@@ -38,6 +38,9 @@ def test_killed_at_any_file_operation_the_run_ends_as_if_it_never_was(
     assert uninterrupted["status"] == 0, uninterrupted["told"]
     expected = metrics(config.run_folder)
     assert [record["step"] for record in expected] == [1, 2, 3]
+    written = [event for event in uninterrupted["events"] if event.startswith("saver: ")]
+    for operation in ("open", "os.fsync", "os.mkdir", "os.rename"):
+        assert any(operation in event and ".partial" in event for event in written)
 
     folders, plan = [], []
     for event in moments(uninterrupted["events"], stride):
