@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from rlt_dist.cli.main import main
 from rlt_dist.config.load import load_typed, write_yaml
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.prepare.prepare import prepare_corpus
+from rlt_dist.util.signals import SIGNALS
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
@@ -262,8 +264,11 @@ def command(
         monkeypatch.setattr(sys, "argv", ["rlt-dist", *map(str, arguments)])
         monkeypatch.setenv("COLUMNS", "200")
         capfd.readouterr()
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         with pytest.raises(SystemExit) as raised:
             main()
+        for number, handler in before.items():
+            signal.signal(number, handler)
         shown = capfd.readouterr()
         code = raised.value.code
         return (code if isinstance(code, int) else int(bool(code))), shown.out, shown.err

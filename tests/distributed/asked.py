@@ -6,7 +6,7 @@ RUNS is a JSON file, a list of {"config", "ranks", "events", "arguments", "ends_
 rank 0 serves the store, as under srun, and nobody ends the others. An event is {"rank", "moment",
 "do", ...}: what this rank does when it is there for the first time. RESULTS gets, for each run,
 {"statuses", "seconds", "errors"} by rank, from the first event to each rank's end. "ends_soon" is a
-rank whose job ends in 8 s. A run with "after" begins when that one, named by its number, has ended.
+rank whose job ends in 10 s. A run with "after" begins when that one, by its number, has ended.
 torch is imported once, before any fork; `TOGETHER` runs are under way at a time.
 """
 
@@ -120,7 +120,7 @@ def be_a_rank(run: Run, rank: int, port: int, folder: Path) -> None:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in (own | meeting).items()})
     if rank == run.get("ends_soon"):
-        os.environ["SLURM_JOB_END_TIME"] = str(int(time.time()) + 8)
+        os.environ["SLURM_JOB_END_TIME"] = str(int(time.time()) + 10)
     os.setpgid(0, 0)  # torchrun gives each rank a group of its own as well
     Doings(run, rank, folder)
     sys.argv = ["rlt-dist", "train", run["config"], *run.get("arguments", ())]

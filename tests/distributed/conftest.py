@@ -33,7 +33,7 @@ MICRO_BATCHES = {
 AXES = ("data", "pipeline", "tensor")
 SHORT = ("data.segment=5", "checkpoint.every=2", "train.steps=3")
 GUARDED = (
-    *("train.steps=8", "guard.state_norm=1.07"),
+    *("train.steps=8", "checkpoint.every=2", "optimizer.learning_rate=0.1", "guard.state_norm=3"),
     "guard.spike={deviations: 0.5, window: 2}",
 )
 LONG = ("rlt1", "train.steps=30", "checkpoint.every=2", "checkpoint.keep=2")
@@ -117,14 +117,14 @@ def mesh_cases(
 def guarded_cases(
     processes: int, folder: Path, configure: Callable[..., Any]
 ) -> list[dict[str, Any]]:
-    """A run whose guard skips steps and restarts lanes, on meshes."""
+    """A run whose guard skips steps and restarts lanes, on meshes, and its end once more."""
     cases = []
     for mesh in MESHES[processes]["rlt1"]:
         name, axes = f"guarded-{mesh}", zip(AXES, mesh.split("x"), strict=True)
         choices = [f"model.{choice}" for choice in WIDER["rlt1"]]
         choices += [f"mesh.{axis}={size}" for axis, size in axes]
         configure(folder / name, "rlt1", *choices, *GUARDED)
-        cases.append(case(folder, name))
+        cases.append(case(folder, name, "resume"))
     return cases
 
 

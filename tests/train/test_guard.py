@@ -14,7 +14,8 @@ from rlt_dist.config.run import GuardConfig, SpikeConfig
 from rlt_dist.train.guard import spike_limit
 from rlt_dist.util.errors import UserError
 
-SPIKES = ("train.steps=12", "checkpoint.every=1", "guard.spike={deviations: 0.3, window: 3}")
+UNEVEN = ("train.steps=12", "checkpoint.every=1", "optimizer.learning_rate=0.1")
+SPIKES = (*UNEVEN, "guard.spike={deviations: 0.3, window: 3}")
 
 
 class Stop(Exception):
@@ -85,8 +86,8 @@ def test_resumed_after_any_step_the_same_steps_are_skipped(
 def test_a_spike_stops_the_run_if_asked_and_skipping_it_goes_on(
     driver: Any, configure: Any, tmp_path: Path, metrics: Any
 ) -> None:
-    skips = [*SPIKES[:2], "guard.spike={factor: 1.001, window: 3}"]
-    stops = [*SPIKES[:2], "guard.spike={factor: 1.001, window: 3, action: stop}"]
+    skips = [*UNEVEN, "guard.spike={factor: 1.001, window: 3}"]
+    stops = [*UNEVEN, "guard.spike={factor: 1.001, window: 3, action: stop}"]
     whole = configure(tmp_path / "whole", "rlt1", *skips)
     driver.train(whole)
     expected = metrics(whole.run_folder)
