@@ -50,11 +50,8 @@ class Guard:
 
     def __init__(self, config: RunConfig, remembered: GuardFacts) -> None:
         """Go on with what a checkpoint remembers."""
-        self._config, self._spike, self._folder = (
-            config.guard,
-            config.guard.spike,
-            config.run_folder,
-        )
+        self._config, self._spike = config.guard, config.guard.spike
+        self._folder = config.run_folder
         window = self._spike.window if self._spike else 0
         self._skips, self._losses = remembered.skips, deque(remembered.losses, maxlen=window)
         self._bad: deque[GuardedStep] = deque(maxlen=config.guard.max_skips)
