@@ -174,8 +174,8 @@ def _stream(
     )
     for begin in range(0, tokens, _READ_AT_ONCE):
         length = min(_READ_AT_ONCE, tokens - begin)
-        part, flags = np.empty(length + 1, np.int64), np.empty((2, length), bool)
-        stream.fill(part, *flags)
+        part = np.empty(length + 1, np.int64)
+        stream.fill(part, np.zeros(length, bool), np.ones(length, bool))
         yield part[:-1]
 
 

@@ -91,13 +91,11 @@ class LaneGroup:
         """
         lanes, length = len(self._streams), self._length
         tokens = np.empty((lanes, length + 1), np.int64)
-        document_start = np.empty((lanes, length), bool)
-        loss_mask = np.empty((lanes, length), bool)
+        document_start, loss_mask = np.zeros((lanes, length), bool), np.ones((lanes, length), bool)
         for row, stream in enumerate(self._streams):
             stream.fill(tokens[row], document_start[row], loss_mask[row])
-        places = [[cursor.to_tuple() for cursor in stream.cursors] for stream in self._streams]
+        cursors = np.array([stream.places for stream in self._streams], np.int64)
         skipped, notices = self._damage.take()
-        cursors = np.array(places, np.int64)
         return Segments(tokens, document_start, loss_mask, cursors, skipped, notices)
 
 

@@ -39,7 +39,7 @@ def open_lane(mixture: Mixture, lane: int, cursors: list[Cursor] | None = None) 
 
 def read(stream: LaneStream, length: int) -> np.ndarray:
     tokens = np.empty(length + 1, np.int64)
-    stream.fill(tokens, np.empty(length, bool), np.empty(length, bool))
+    stream.fill(tokens, np.zeros(length, bool), np.ones(length, bool))
     return tokens[:-1]
 
 
