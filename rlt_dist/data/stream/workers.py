@@ -7,6 +7,7 @@ lane's tokens follow from its cursors alone. So a worker that is killed costs ti
 import multiprocessing
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,9 @@ from rlt_dist.util.signals import SIGNALS
 
 _MOST_DEATHS = 3
 """Workers lost one after the other, without a segment between, after which reading ends."""
+
+_UNTIL_MISSED = 0.2
+"""Seconds until a server that was killed is seen to be gone."""
 
 _processes = multiprocessing.get_context("forkserver")
 # The server imports once what all workers need; they are forked from it with that in memory.
@@ -66,8 +70,9 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         self._connection.close()
-        self._process.kill()
-        self._process.join()
+        if self._process.pid is not None:  # it was started
+            self._process.kill()
+            self._process.join()
 
     def _start(self) -> None:
         """Start the process; again, if the server that forks it was killed in between."""
@@ -90,6 +95,7 @@ class Worker:
                         "limits and its out-of-memory messages, or set data.workers to 0"
                     ) from error
                 self._connection.close()
+                time.sleep(_UNTIL_MISSED)
             finally:
                 its_end.close()  # else its death would not be the end of the stream
 

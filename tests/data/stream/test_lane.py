@@ -65,7 +65,7 @@ class Lane:
 
     def next_segment(self, length: int) -> Segment:
         segment = Segment(
-            np.empty(length + 1, np.int64), np.empty(length, bool), np.empty(length, bool)
+            np.empty(length + 1, np.int64), np.zeros(length, bool), np.ones(length, bool)
         )
         self.stream.fill(segment.tokens, segment.document_start, segment.loss_mask)
         return segment
