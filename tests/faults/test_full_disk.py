@@ -38,7 +38,10 @@ def test_a_full_disk_ends_in_one_line_and_with_more_room_the_run_goes_on(
     }
     assert wrong == {}
     assert [result["status"] for result in full] == [2] * len(full)
-    assert [text.count(WARNING) for text in told.values()] == [0, 0, *[3] * 6]
+    warnings = [text.count(WARNING) for text in told.values()]
+    assert warnings[:2] == [0, 0]
+    # A save may have begun before the third that failed was known to.
+    assert set(warnings[2:]) <= {3, 4}
     for folder in folders:
         for checkpoint in checkpoints(folder / "run" / "checkpoints"):
             verify(checkpoint)

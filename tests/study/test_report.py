@@ -214,7 +214,9 @@ def test_parameters_are_counted_in_the_newest_readable_checkpoint(tmp_path: Path
     folder = run / "checkpoints" / "step-00000020"
     tensors = {"model.a": torch.zeros(30, 41), "model.b": torch.zeros(4), "state.s": torch.zeros(9)}
     dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder), no_dist=True)
-    facts = Facts(step=20, tokens=1, tokenizer="t", corpus="c", identity={}, mesh="1x1x1")
+    facts = Facts(
+        step=20, tokens=1, tokenizer="t", corpus="c", identity={}, mesh="1x1x1", engine="torch"
+    )
     files = describe_files(folder.iterdir())
     write_manifest(folder, Manifest(facts=facts, tensor_bytes=4972, files=files))
     (run / "checkpoints" / "step-00000040").mkdir()

@@ -100,7 +100,8 @@ def test_ctrl_c_and_sigterm_leave_no_process_and_no_partial_file(
     else:
         process.send_signal(ending)
     _, error = process.communicate(timeout=PATIENCE)
-    assert process.returncode != 0
+    # It may have been done before the signal came.
+    assert (process.returncode == 0) == (output / "index.json").exists()
     assert "ForkServer" not in error
     assert not list(output.glob(".*.partial"))
     wait_until(lambda: not of_session(process))
