@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Saved on every mesh and gone on from on every other; writes docs/resume.txt (about 10 minutes on 2 cores).
+# Saved on every mesh and gone on from on every other; writes docs/resume.txt (26 minutes of processor time).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source .venv/bin/activate

@@ -34,7 +34,8 @@ class Wanted:
         tokenizer: the hash of its tokenizer.
         corpus: the fingerprint of its corpora.
         location: where these lie, for messages.
-        reset_state: every lane is to start with empty state.
+        reset_state: every lane is to start with empty state. A checkpoint of a run that was started
+            so is gone on from as it is, so that the same command can be given again.
     """
 
     config: RunConfig
@@ -67,6 +68,7 @@ class Decision:
     refusals: why it cannot be gone on from, a line each; empty: it can.
     cursors: int64 [G, corpora, 4], where all lanes start with empty state; None: where they were,
         with the state that they carried.
+    reset: what later checkpoints are to say (`Facts.reset`).
     note: what a person should know of that.
     """
 
@@ -75,18 +77,17 @@ class Decision:
     parts: tuple[Part, ...]
     refusals: tuple[str, ...]
     cursors: Tensor | None = None
+    reset: int | None = None
     note: str | None = None
 
     def accepted(self) -> Self:
         """The same.
 
         Raises:
-            UserError: the checkpoint is refused; for the first reason of all.
+            UserError: the checkpoint is refused; all reasons in one line.
         """
         if self.refusals:
-            first, *others = self.refusals
-            more = f"; {len(others)} more reasons: `rlt-dist checkpoint explain`" if others else ""
-            raise UserError(f"{self.folder}: {first}{more}")
+            raise UserError(f"{self.folder}: {'; '.join(self.refusals)}")
         return self
 
 
@@ -94,14 +95,18 @@ def decide(folder: Path, wanted: Wanted) -> Decision:
     """What would become of a checkpoint whose files are known to be whole."""
     facts, stored = read_manifest(folder).facts, stored_tensors(folder)
     refusals = [*_other_data(facts, wanted), *_other_run(facts, wanted), *_model(stored, wanted)]
-    places = load_whole(folder, ("cursors", "state.tokens"))
-    if not wanted.reset_state:
+    places, lanes = load_whole(folder, ("cursors", "state.tokens")), wanted.config.data.lanes
+    reset = wanted.reset_state and (facts.reset is None or lanes != len(places["cursors"]))
+    if not reset:
         refusals += _miscounted(places["state.tokens"], places["cursors"])
-    parts = tuple(_parts(facts, stored, wanted))
+    parts = tuple(_parts(facts, stored, wanted, reset))
     if refusals or not wanted.reset_state:
         return Decision(folder, facts, parts, tuple(refusals))
-    cursors, note = _reset(places["cursors"], wanted.config.data.lanes)
-    return Decision(folder, facts, parts, (), cursors, note)
+    if not reset:
+        note = f"--reset-state: the state was emptied at step {facts.reset}, and goes on"
+        return Decision(folder, facts, parts, (), reset=facts.reset, note=note)
+    cursors, note = _reset(places["cursors"], lanes)
+    return Decision(folder, facts, parts, (), cursors, facts.step, note)
 
 
 def seen(cursors: Tensor) -> Tensor:
@@ -175,7 +180,7 @@ def _reset(stored: Tensor, lanes: int) -> tuple[Tensor, str]:
     )
 
 
-def _parts(facts: Facts, stored: Stored, wanted: Wanted) -> Iterator[Part]:
+def _parts(facts: Facts, stored: Stored, wanted: Wanted, reset: bool) -> Iterator[Part]:
     """Every part, and the axes that it is cut over."""
     plan = plan_for(wanted.config.model, wanted.vocabulary)
     state = [name for name in stored if name.startswith("state.")]
@@ -194,7 +199,7 @@ def _parts(facts: Facts, stored: Stored, wanted: Wanted) -> Iterator[Part]:
             for axis in axes
             if before[axis] != after[axis]
         }
-        if name in ("state", "cursors") and wanted.reset_state:
+        if name in ("state", "cursors") and reset:
             yield Part(name, tensors, "made afresh", {})
             continue
         fate: Literal["as it is", "cut differently"] = "cut differently" if changes else "as it is"

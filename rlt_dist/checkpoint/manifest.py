@@ -54,7 +54,8 @@ class Facts(BaseModel):
         corpus: the shard index's fingerprint.
         identity: what makes it this run, by whole key (`RunConfig.identity`).
         mesh: data x pipeline x tensor of the processes that wrote it.
-        engine: the optimizer's, which wrote it.
+        engine: the optimizer's that wrote it.
+        reset: the step at which `--reset-state` emptied the state, of a run started with it.
         guard: what the decisions on later steps depend on.
     """
 
@@ -68,6 +69,7 @@ class Facts(BaseModel):
     identity: dict[str, Any]
     mesh: str
     engine: str
+    reset: int | None = None
     guard: GuardFacts = GuardFacts()
 
 

@@ -48,10 +48,10 @@ def train(
     starts and resumes. Several processes are started with torchrun; each takes its share of the
     lanes, and their number never changes the result.
 
-    A run whose number of lanes was changed goes on only with `--reset-state`; what the lanes had
-    left to read of their epochs is then passed over. With the same number of lanes each goes on
-    where it was in the data. Given again, it empties the state again: leave it out of job scripts
-    that are started more than once.
+    A run whose number of lanes was changed goes on only with `--reset-state`: all lanes start with
+    empty state, and what they had left to read of their epochs is passed over. With the same number
+    of lanes each goes on where it was in the data. Run again, the same command goes on from its own
+    checkpoints without emptying the state again.
 
     SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) at any one process make all finish the step, save and end; a
     second one ends them at once. Exit status: 0 finished; 75 stopped and saved, the same command

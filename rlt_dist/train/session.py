@@ -41,6 +41,7 @@ class Session:
         cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
         guard: what the guard remembers.
+        reset: the step at which `--reset-state` emptied the state, if it was asked for.
         notes: what a person should know of how the run was started.
     """
 
@@ -55,6 +56,7 @@ class Session:
     cursors: Tensor
     byte_lengths: Tensor
     guard: GuardFacts
+    reset: int | None
     notes: list[str]
 
     @property
@@ -101,6 +103,7 @@ class Session:
             identity=self.config.identity(),
             mesh=str(self.mesh.axes),
             engine=self.config.optimizer.engine,
+            reset=self.reset,
             guard=self.guard,
         )
         saver.save(self.contents().pieces(self.local_model, self.mesh), facts)
@@ -137,6 +140,7 @@ def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) ->
         start = on_leader(world, lambda: starting_point(config, corpora, mesh.axes, reset_state))
         changes = on_leader(world, lambda: claim(config, corpora.tokenizer))
         session = _new_session(config, mesh, corpora, model, engine)
+        session.reset = 0 if reset_state else None
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if start is not None:
             _resume(session, start)
@@ -166,6 +170,7 @@ def _new_session(
         cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
         guard=GuardFacts(),
+        reset=None,
         notes=[],
     )
 
@@ -212,6 +217,7 @@ def _resume(session: Session, decision: Decision) -> None:
     facts = decision.facts
     session.step, session.tokens, session.guard = facts.step, facts.tokens, facts.guard
     session.notes.append(f"resumed from {decision.folder} at step {session.step}")
+    session.reset = decision.reset
     if decision.note is not None:
         session.notes.append(decision.note)
     if session.step >= session.config.train.steps:

@@ -91,11 +91,7 @@ def test_what_train_refuses_is_refused_in_the_same_words(
     assert any(says in reason for reason in answer["refused"])
     with pytest.raises(UserError) as raised:
         driver.train(configure(run.run_folder.parent, "rlt1", *overrides))
-    first, *others = answer["refused"]
-    said = str(raised.value)
-    assert said.startswith(f"{answer['checkpoint']}: {first}")
-    assert len(said.splitlines()) == 1
-    assert ("more reasons: `rlt-dist checkpoint explain`" in said) == bool(others)
+    assert str(raised.value) == f"{answer['checkpoint']}: {'; '.join(answer['refused'])}"
 
 
 MESHES = [

@@ -111,6 +111,21 @@ def stop_after(step: int) -> Any:
     return prepare
 
 
+@pytest.mark.parametrize("lanes", [4, 8])
+def test_the_same_command_goes_on_without_emptying_the_state_again(
+    driver: Any, configure: Any, saved: Path, lanes: int
+) -> None:
+    same = (f"data.lanes={lanes}", "checkpoint.every=1")
+    driver.train(configure(saved, "rlt1", *same, "train.steps=3"), reset_state=True)
+    longer = configure(saved, "rlt1", *same, "train.steps=4")
+    watched = driver.train(longer, reset_state=True)
+    assert told(watched).endswith("the state was emptied at step 2, and goes on")
+    assert watched.at(4).state_in["s"].any()
+    driver.train(configure(saved, "rlt1", *same, "train.steps=5"))
+    asked_again = driver.train(configure(saved, "rlt1", *same, "train.steps=6"), reset_state=True)
+    assert not asked_again.at(6).state_in["s"].any()
+
+
 def test_with_the_same_lanes_each_goes_on_where_it_was_with_empty_state(
     driver: Any, configure: Any, saved: Path
 ) -> None:
