@@ -18,7 +18,7 @@ from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.data.stream.loader import cursors_at_start
 from rlt_dist.mesh.axes import AXES, Axes, parse_axes
-from rlt_dist.parallel.plan.layout import layouts, plan_for
+from rlt_dist.parallel.plan.layout import parameter_shapes, plan_for
 from rlt_dist.util.errors import UserError
 
 _EPOCH, _DOCUMENT, _OFFSET, _TOKENS = range(len(Cursor.FIELDS))
@@ -143,8 +143,7 @@ def _other_run(facts: Facts, wanted: Wanted) -> Iterator[str]:
 
 
 def _model(stored: Stored, wanted: Wanted) -> Iterator[str]:
-    whole = layouts(wanted.config.model, wanted.vocabulary, stages=1)
-    trouble = other_model(stored, {name: layout.whole for name, layout in whole.items()})
+    trouble = other_model(stored, parameter_shapes(wanted.config.model, wanted.vocabulary))
     if trouble is not None:
         yield trouble
 

@@ -1,6 +1,7 @@
 """`rlt-dist data cat`: what documents say, and what a lane reads."""
 
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,9 +107,10 @@ def _documents(
         size = shard.entry.documents
         last = min(first + count, size)
         if first < last:
-            for number, tokens in enumerate(shard.read(first, last), first):
-                if names is not None:
-                    print(names.name(shard.ordinal(number)), file=sys.stderr, flush=True)
+            told = [] if names is None else map(names.name, shard.ordinals(first, last))
+            for tokens, name in zip_longest(shard.read(first, last), told):
+                if name is not None:
+                    print(name, file=sys.stderr, flush=True)
                 yield tokens
             count -= last - first
         first = max(0, first - size)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from rlt_dist.checkpoint.exchange.about import About
 from rlt_dist.checkpoint.exchange.card import Written, model_card
-from rlt_dist.checkpoint.exchange.names import aliases, check_names, parameter_shapes
+from rlt_dist.checkpoint.exchange.names import aliases, check_names
 from rlt_dist.checkpoint.exchange.source import ABOUT, CARD, INDEX, WEIGHTS
 from rlt_dist.checkpoint.load import load_tensors, stored_tensors
 from rlt_dist.checkpoint.run_folder import TOKENIZER
 from rlt_dist.checkpoint.saved_run import SavedRun
+from rlt_dist.parallel.plan.layout import parameter_shapes
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import atomic_folder
 

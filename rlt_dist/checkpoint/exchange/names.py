@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 
 from rlt_dist.config.model import ModelConfig, RltConfig
-from rlt_dist.parallel.plan.layout import layouts
+from rlt_dist.parallel.plan.layout import parameter_shapes
 from rlt_dist.util.errors import UserError
 
 _EMBEDDINGS = re.compile(r"embed\.weight|word_emb\.emb_layers\.\d+\.weight")
 _COMPUTED = {"pos_emb.inv_freq"}
 """Buffers of the authors' state dict that follow from d_model."""
 _SHOWN = 5
-
-
-def parameter_shapes(config: ModelConfig, vocabulary: int) -> dict[str, torch.Size]:
-    """Shape of every parameter of a model by its name, in the model's order."""
-    return {name: layout.whole for name, layout in layouts(config, vocabulary, 1).items()}
 
 
 def aliases(config: ModelConfig, names: Iterable[str]) -> dict[str, str]:

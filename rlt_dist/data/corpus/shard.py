@@ -149,22 +149,25 @@ class Shard:
         except OSError as error:
             raise bad_shard(self.address, error) from error
 
-    def ordinal(self, document: int) -> int:
-        """The place of its document `document` among all documents of all inputs (sources.py).
+    def ordinals(self, first: int, last: int) -> list[int]:
+        """The places of some documents among all documents of all inputs (sources.py).
 
         Raises:
             BadShard: the shard is missing or damaged.
         """
+        found: list[int] = []
         try:
             with open_file(self.storage, *self.entry.files[0]) as handle:
-                handle.seek(int(self.sidecar()["offset"][document]))
-                return int(handle.read(TAR_HEADER).partition(b".npy")[0])
+                for offset in self.sidecar()["offset"][first:last].tolist():
+                    handle.seek(offset)
+                    found.append(int(handle.read(TAR_HEADER).partition(b".npy")[0]))
         except OSError as error:
             raise bad_shard(self.address, error) from error
         except ValueError:
             raise BadShard(
-                f"{self.address}: is damaged, document {document} has no number; {REPAIR}"
+                f"{self.address}: is damaged, document {first + len(found)} has no number; {REPAIR}"
             ) from None
+        return found
 
     def _checked(self, content: memoryview, document: int, checksum: int) -> np.ndarray:
         if crc32(content) != checksum:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
 
 import numpy as np
 
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.weights import whole_weights
 
 _LONGEST_PERIOD = 10**6
 
@@ -153,12 +153,12 @@ def _whole_weights(shares: Mapping[str, float]) -> dict[str, int]:
     shown = ", ".join(f"{name} {share}" for name, share in shares.items())
     if not all(map(math.isfinite, shares.values())):
         raise UserError(f"the splits' shares ({shown}) must be numbers from 0 to 1")
-    exact = {name: Fraction(str(share)) for name, share in shares.items()}
-    if sum(exact.values()) != 1 or min(exact.values()) < 0:
+    exact = [Fraction(str(share)) for share in shares.values()]
+    if sum(exact) != 1 or min(exact) < 0:
         raise UserError(f"the splits' shares ({shown}) must be at least 0 and add up to 1")
-    if not exact.get("train"):
+    if not shares.get("train"):
         raise UserError(f"the splits' shares ({shown}) must leave something to train")
-    common = lcm(*(share.denominator for share in exact.values()))
-    if common > _LONGEST_PERIOD:
+    weights = dict(zip(shares, whole_weights(list(shares.values())), strict=True))
+    if sum(weights.values()) > _LONGEST_PERIOD:
         raise UserError(f"the splits' shares ({shown}) are too fine; write at most six decimals")
-    return {name: int(share * common) for name, share in exact.items()}
+    return weights

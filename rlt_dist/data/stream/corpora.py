@@ -9,10 +9,11 @@ from rlt_dist.config.data import DataConfig, RemoteConfig
 from rlt_dist.data.corpus.index import CorpusIndex, load_corpus
 from rlt_dist.data.corpus.storage import RemoteOptions
 from rlt_dist.data.stream.documents import plan_lanes
-from rlt_dist.data.stream.mixture import Mixture, Share, whole_weights
+from rlt_dist.data.stream.mixture import Mixture, Share
 from rlt_dist.data.stream.reading import Reading
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.weights import whole_weights
 
 
 @dataclass(frozen=True, eq=False)

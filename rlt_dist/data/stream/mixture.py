@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import lcm
 
 from rlt_dist.data.corpus.index import SplitIndex
 
@@ -33,10 +31,3 @@ def furthest_behind(weights: Sequence[int], tokens: Sequence[int]) -> int:
     # Whole numbers: exact however much has been read.
     behind = [weight * total - read * whole for weight, read in zip(weights, tokens, strict=True)]
     return behind.index(max(behind))
-
-
-def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Whole numbers in the proportions of decimal ones, which must be above 0."""
-    exact = [Fraction(str(weight)) for weight in weights]
-    common = lcm(*(weight.denominator for weight in exact))
-    return tuple(int(weight * common) for weight in exact)

@@ -96,6 +96,11 @@ def layouts(config: ModelConfig, vocabulary: int, stages: int) -> dict[str, Layo
     }
 
 
+def parameter_shapes(config: ModelConfig, vocabulary: int) -> dict[str, torch.Size]:
+    """Whole shape of every parameter of a model by its name, in the model's order."""
+    return {name: layout.whole for name, layout in layouts(config, vocabulary, stages=1).items()}
+
+
 def shared_stages(config: ModelConfig, stages: int) -> list[tuple[int, ...]]:
     """The sets of stages that share a parameter, each once, in one order for all processes."""
     # Which they are does not depend on the vocabulary, which may not be known yet.

@@ -13,7 +13,8 @@ from rlt_dist.data.corpus.index import CorpusIndex
 from rlt_dist.data.stream.documents import plan_lanes
 from rlt_dist.data.stream.lane import LaneStream
 from rlt_dist.data.stream.lanes import Cursor
-from rlt_dist.data.stream.mixture import Mixture, Share, furthest_behind, whole_weights
+from rlt_dist.data.stream.mixture import Mixture, Share, furthest_behind
+from rlt_dist.util.weights import whole_weights
 
 LANES, SEED, END = 2, 4, 256
 
