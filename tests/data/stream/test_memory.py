@@ -13,7 +13,7 @@ from rlt_dist.data.stream.loader import LaneLoader
 from rlt_dist.data.stream.reading import Reading
 from rlt_dist.data.stream.workers import Worker
 
-LANES, SEGMENT, EPOCHS = 8, 512, 5
+LANES, SEGMENT, EPOCHS = 8, 512, 15
 MEBIBYTE = 1 << 20
 
 
