@@ -92,6 +92,8 @@ class Cache:
                     partial.unlink(missing_ok=True)
                     raise
                 os.replace(partial, self.path(sha256))
+            # Others may have brought theirs at the same time, each with room for itself alone.
+            self._make_room(0, besides=sha256)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -146,11 +148,12 @@ class Cache:
         except OSError as error:
             raise self._trouble(error) from error
 
-    def _make_room(self, size: int, at_least: int = 0) -> None:
+    def _make_room(self, size: int, at_least: int = 0, besides: str | None = None) -> None:
         """Remove the copies that are longest unused, until `size` more bytes keep the limit.
 
         Args:
             at_least: bytes to remove even so, if there are as many.
+            besides: the SHA-256 of a copy that stays.
         """
         copies, held = [], 0
         with os.scandir(self._folder) as entries:
@@ -166,8 +169,9 @@ class Cache:
         for _, freed, name in sorted(copies):
             if surplus <= 0:
                 break
-            self.drop(name)
-            surplus -= freed
+            if name != besides:
+                self.drop(name)
+                surplus -= freed
 
     def _trouble(self, error: OSError) -> UserError:
         if error.errno in _FULL:
