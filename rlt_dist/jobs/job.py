@@ -1,0 +1,104 @@
+"""One submission of a run, and what became of it: the folder that a job works from.
+
+RUN/jobs/0001/        the run's first submission
+  job.json            what was asked for (`Job`)
+  config.yaml         the run's configuration, resolved
+  code/               the code as it was, so that a job that waits or is requeued does not change
+  revision.txt        its commit, and what differed from it
+  job.sbatch          the job script
+  submitted.json      the batch system's answer (`Submitted`)
+  starts.jsonl        one object a start of the ranks (`Start`)
+  output.log          what the job script and its ranks printed
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rlt_dist.config.load import Strict
+from rlt_dist.util.files import write_atomic
+
+JOBS = "jobs"
+JOB, CONFIG, CODE, REVISION = "job.json", "config.yaml", "code", "revision.txt"
+SCRIPT, SUBMITTED, STARTS, OUTPUT = "job.sbatch", "submitted.json", "starts.jsonl", "output.log"
+
+
+class Job(Strict):
+    """What was asked for."""
+
+    run_folder: Path
+    """Absolute."""
+    directory: Path
+    """Absolute; where it was submitted, and relative paths of the configuration begin."""
+    nodes: PositiveInt
+    nodes_min: PositiveInt
+    """With how few the job may go on; its data axis shrinks with them."""
+    processes: PositiveInt
+    """Ranks of one node."""
+    in_job_restarts: NonNegativeInt = 3
+    """How often torchrun starts all ranks again while the nodes are healthy."""
+    attempts: PositiveInt = 3
+    """Starts in a row without a new checkpoint, after which the job is given up."""
+    lead: PositiveFloat = 120.0
+    """Seconds before its end in which Slurm warns the job."""
+    arguments: tuple[str, ...] = ()
+    """Further options of `rlt-dist train`."""
+
+
+class Submitted(Strict):
+    """The batch system's answer."""
+
+    job_id: str
+    """`1234`, `1234_7` for a task of an array, `local` without a batch system."""
+    when: PositiveFloat
+    """Seconds since the epoch."""
+
+
+class Start(Strict):
+    """One start of the ranks."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    mesh: str
+    """As in 2x1x4."""
+    idle: NonNegativeInt = 0
+    """Places for ranks on these nodes that the mesh does not use."""
+    began: PositiveFloat
+    """Seconds since the epoch."""
+    ended: PositiveFloat
+    how: Literal["finished", "stopped", "guard", "mistake", "failed", "sick"]
+    why: str | None = None
+    from_step: NonNegativeInt
+    """Of the newest whole checkpoint before."""
+    to_step: NonNegativeInt
+    """And after."""
+    sick: tuple[str, ...] = ()
+    """Nodes that failed their check."""
+    save_seconds: NonNegativeFloat | None = None
+
+
+def job_folders(run_folder: Path) -> list[Path]:
+    """A run's submissions, oldest first."""
+    found = (run_folder / JOBS).glob("[0-9]" * 4)
+    return sorted(path for path in found if (path / JOB).is_file())
+
+
+def write_record(path: Path, record: Strict) -> None:
+    """One object of one file."""
+    write_atomic(path, record.model_dump_json(indent=1) + "\n")
+
+
+def add_start(folder: Path, start: Start) -> None:
+    """Remember a start that has ended."""
+    with (folder / STARTS).open("a") as file:
+        file.write(start.model_dump_json() + "\n")
+
+
+def starts(folder: Path) -> Iterator[Start]:
+    """What has been started, oldest first."""
+    path = folder / STARTS
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        yield Start(**json.loads(line))
