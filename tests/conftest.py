@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -274,6 +275,22 @@ def command(
         return (code if isinstance(code, int) else int(bool(code))), shown.out, shown.err
 
     return run
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the package and of `slurm/`, which `rlt-dist submit` takes for its own.
+
+    Its jobs start no ranks: `supervise` is tests/jobs/stand_in.py. It is the working folder, too.
+    """
+    folder = tmp_path / "checkout"
+    for name in ("rlt_dist", "slurm"):
+        shutil.copytree(REPOSITORY / name, folder / name)
+    shutil.copy(HERE / "jobs" / "stand_in.py", folder / "rlt_dist" / "jobs" / "supervise.py")
+    for module in ("freeze", "submit"):
+        monkeypatch.setattr(f"rlt_dist.jobs.{module}.PACKAGE", folder / "rlt_dist")
+    monkeypatch.chdir(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from rlt_dist.checkpoint.load import Stored, load_whole, other_model, stored_tensors
+from rlt_dist.checkpoint.exchange.names import other_model
+from rlt_dist.checkpoint.load import Stored, load_whole, model_shapes, stored_tensors
 from rlt_dist.checkpoint.manifest import Facts, read_manifest
-from rlt_dist.checkpoint.run_folder import describe_changes
-from rlt_dist.config.run import RunConfig
+from rlt_dist.config.run import LANES, RunConfig
 from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.data.stream.loader import cursors_at_start
 from rlt_dist.mesh.axes import AXES, Axes, parse_axes
@@ -22,7 +22,6 @@ from rlt_dist.parallel.plan.layout import parameter_shapes, plan_for
 from rlt_dist.util.errors import UserError
 
 _EPOCH, _DOCUMENT, _OFFSET, _TOKENS = range(len(Cursor.FIELDS))
-_LANES = "data.lanes"
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def decide(folder: Path, wanted: Wanted) -> Decision:
     if not reset:
         note = f"--reset-state: the state was emptied at step {facts.reset}, and goes on"
         return Decision(folder, facts, parts, (), reset=facts.reset, note=note)
-    cursors, note = _reset(places["cursors"], lanes)
+    cursors, note = after_reset(places["cursors"], lanes)
     return Decision(folder, facts, parts, (), cursors, facts.step, note)
 
 
@@ -127,23 +126,23 @@ def _other_data(facts: Facts, wanted: Wanted) -> Iterator[str]:
 
 
 def _other_run(facts: Facts, wanted: Wanted) -> Iterator[str]:
-    before, after = dict(facts.identity), wanted.config.identity()
-    lanes, now = before.pop(_LANES), after.pop(_LANES)
-    changed = describe_changes(before, after)
+    changed = facts.other_run(wanted.config)
     if changed:
         yield (
             f"belongs to another run ({'; '.join(changed)}); "
             "give another run_folder, or undo the change"
         )
+    lanes, now = facts.identity[LANES], wanted.config.data.lanes
     if lanes != now and not wanted.reset_state:
         yield (
-            f"belongs to another run ({_LANES}: {lanes} -> {now}); undo the change, or let all "
+            f"belongs to another run ({LANES}: {lanes} -> {now}); undo the change, or let all "
             "lanes start with empty state by --reset-state"
         )
 
 
 def _model(stored: Stored, wanted: Wanted) -> Iterator[str]:
-    trouble = other_model(stored, parameter_shapes(wanted.config.model, wanted.vocabulary))
+    shapes = parameter_shapes(wanted.config.model, wanted.vocabulary)
+    trouble = other_model(model_shapes(stored), shapes)
     if trouble is not None:
         yield trouble
 
@@ -161,8 +160,8 @@ def _miscounted(tokens: Tensor, cursors: Tensor) -> Iterator[str]:
         )
 
 
-def _reset(stored: Tensor, lanes: int) -> tuple[Tensor, str]:
-    """Where all lanes start with empty state; and that in words.
+def after_reset(stored: Tensor, lanes: int) -> tuple[Tensor, str]:
+    """Where all lanes start with empty state, int64 [lanes, corpora, 4]; and that in words.
 
     Lanes of another number share the documents out anew, so that none may be left in the middle of
     an epoch: of each corpus, they begin the first epoch that no lane had begun.

@@ -11,6 +11,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from rlt_dist.checkpoint.contents import Contents, empty_like_stored
+from rlt_dist.checkpoint.exchange.names import other_model
 from rlt_dist.checkpoint.manifest import checkpoints, latest, verify
 from rlt_dist.checkpoint.pieces import PiecesLoader
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
@@ -77,7 +78,7 @@ def load_parameters(folder: Path, model: Model) -> None:
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    trouble = other_model(stored_tensors(folder), shapes)
+    trouble = other_model(model_shapes(stored_tensors(folder)), shapes)
     if trouble is not None:
         raise UserError(f"{folder}: {trouble}")
     target = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
@@ -104,6 +105,12 @@ def stored_tensors(folder: Path) -> Stored:
         for name, entry in entries.items()
         if isinstance(entry, TensorStorageMetadata)
     }
+
+
+def model_shapes(stored: Stored) -> dict[str, torch.Size]:
+    """Whole shapes of the parameters among them, by their names in the model."""
+    prefix = "model."
+    return {n.removeprefix(prefix): s for n, (s, _) in stored.items() if n.startswith(prefix)}
 
 
 def load_tensors(folder: Path, target: dict[str, Tensor]) -> None:
@@ -133,26 +140,3 @@ def find_checkpoint(path: Path) -> Path:
     if newest is None:
         raise UserError(f"{path}: holds no whole checkpoint; is it a run folder?")
     return newest
-
-
-def other_model(stored: Stored, wanted: Mapping[str, torch.Size]) -> str | None:
-    """How a checkpoint's parameters differ from a model's, the first in full; None: they do not.
-
-    Args:
-        wanted: whole shapes of the model's parameters, by name.
-    """
-    shapes = {n.removeprefix("model."): s for n, (s, _) in stored.items() if n.startswith("model.")}
-    different = sorted(
-        name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name)
-    )
-    if not different:
-        return None
-    name, *others = different
-    more = f" (and {len(others)} more differ)" if others else ""
-    if name not in shapes or name not in wanted:
-        where = "the checkpoint" if name in shapes else "the model"
-        return f"holds another model: only {where} has {name}{more}"
-    return (
-        f"holds another model: {name} is {list(shapes[name])} there and {list(wanted[name])} in "
-        f"the configuration{more}"
-    )

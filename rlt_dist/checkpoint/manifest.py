@@ -7,15 +7,19 @@ that fits its files is not a checkpoint, whatever its name.
 
 import json
 import re
-import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rlt_dist.checkpoint.run_folder import CONFIG, describe_changes
+from rlt_dist.config.load import load_typed
+from rlt_dist.config.run import LANES, RunConfig
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import sha256_file, write_atomic
+from rlt_dist.util.log import warn
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-\d{8,}")
@@ -71,6 +75,14 @@ class Facts(BaseModel):
     engine: str
     reset: int | None = None
     guard: GuardFacts = GuardFacts()
+
+    def other_run(self, config: RunConfig) -> list[str]:
+        """How the run that it is of differs from the one that is configured, a text each.
+
+        The number of lanes is left out: `--reset-state` changes it within a run.
+        """
+        before, now = dict(self.identity), config.identity()
+        return describe_changes(before | {LANES: now[LANES]}, now)
 
 
 class Manifest(BaseModel):
@@ -137,6 +149,14 @@ def verify(folder: Path) -> Manifest:
         UserError: naming the first file that is missing, of another size, or of another hash.
     """
     manifest = read_manifest(folder)
+    try:
+        _check_files(folder, manifest)
+    except UserError as error:
+        raise UserError(f"{error}{_of_other_run(folder, manifest)}") from None
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
     held = {path.name for path in folder.iterdir()} - {MANIFEST}
     for name in sorted(held ^ manifest.files.keys()):
         raise UserError(
@@ -151,7 +171,16 @@ def verify(folder: Path) -> Manifest:
             raise UserError(f"{path}: {found} bytes where the manifest says {expected.bytes}")
         if sha256_file(path) != expected.sha256:
             raise UserError(f"{path}: content does not match the manifest's hash")
-    return manifest
+
+
+def _of_other_run(folder: Path, manifest: Manifest) -> str:
+    """What more to say of a manifest that does not fit, if the run folder tells that it cannot."""
+    with suppress(UserError):
+        config = load_typed(folder.parent.parent / CONFIG, RunConfig)
+        differences = manifest.facts.other_run(config)
+        if differences:
+            return f"; the manifest is that of another run ({'; '.join(differences)})"
+    return ""
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -168,7 +197,7 @@ def latest(folder: Path) -> Path | None:
         try:
             verify(path)
         except UserError as error:
-            print(f"rlt-dist: damaged checkpoint passed over: {error}", file=sys.stderr)
+            warn(f"damaged checkpoint passed over: {error}")
             continue
         return path
     return None

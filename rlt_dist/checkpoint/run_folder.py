@@ -6,8 +6,10 @@ metrics.jsonl     one object a step
 tensorboard/      the same for TensorBoard
 checkpoints/      step-00000100, ...
 evaluations.jsonl what `rlt-dist eval` measured
-ended.json        how the last start ended: finished, stopped or guard; absent while one is at work
+ended.json        how the last start ended (util/ending.py); absent while one is at work
+logs/             rank-00000.log, ...: what each rank said
 guard-step-*.txt  what was wrong with the steps after which the guard stopped the run
+jobs/             its submissions: 0001, ... (`jobs.job`)
 stacks/           every rank's Python stacks, where a step was stuck
 """
 
@@ -16,13 +18,18 @@ from pathlib import Path
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
+from rlt_dist.util.ending import ENDED
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 from rlt_dist.util.lock import LOCK
+from rlt_dist.util.log import LOGS
 
 CONFIG, TOKENIZER, METRICS = "config.yaml", "tokenizer.json", "metrics.jsonl"
 CHECKPOINTS, TENSORBOARD, EVALUATIONS = "checkpoints", "tensorboard", "evaluations.jsonl"
-ENDED, STACKS = "ended.json", "stacks"
+STACKS, JOBS = "stacks", "jobs"
+
+_BEFORE = {LOCK, LOGS, ENDED, JOBS}
+"""What may be there before the run is."""
 
 _MARK = "# Written by `rlt-dist train`: the configuration of the run in this folder, resolved.\n"
 
@@ -43,7 +50,7 @@ def check_free(folder: Path) -> None:
         raise UserError(f"{folder}: is a file; give another run_folder")
     if not folder.is_dir() or is_run_folder(folder) or (folder / CHECKPOINTS).is_dir():
         return
-    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    others = sorted({path.name for path in folder.iterdir()} - _BEFORE)
     if others:
         raise UserError(
             f"{folder}: holds {others[0]}, which no run made; give an empty or new run_folder"

@@ -141,7 +141,13 @@ def _commit(partial: Path, final: Path, manifest: Manifest, keep: Keep) -> None:
             )
     write_manifest(partial, manifest)
     commit_folder(partial, final)
-    for old in checkpoints(final.parent)[: -keep.newest]:
+    remove_old(final, keep)
+
+
+def remove_old(newest: Path, keep: Keep) -> None:
+    """Remove what need not be kept beside the newest whole checkpoint."""
+    so_far = [path for path in checkpoints(newest.parent) if step_of(path) <= step_of(newest)]
+    for old in so_far[: -keep.newest]:
         if keep.passes_over(step_of(old)):
             _discard(old)
 

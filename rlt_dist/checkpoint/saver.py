@@ -92,9 +92,11 @@ class Saver:
         self._failures: list[Saved] = []
 
     def save(self, contents: Mapping[str, Pieces], facts: Facts) -> None:
-        """Save what a step left, which later steps may change at once."""
+        """Save what a step left, which later steps may change at once; not where it gave up."""
         began = time.monotonic()
         self.wait()
+        if self.gave_up:
+            return
         if self._config.asynchronous:
             contents = self._copy.take(contents)
         blocked = time.monotonic() - began
@@ -106,6 +108,14 @@ class Saver:
     def busy(self) -> bool:
         """Whether a save is under way."""
         return self._running is not None and not self._running.done()
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether as many saves in a row as are allowed could not be written.
+
+        Each process learns it when it looks, so perhaps a step apart; after `wait` all know.
+        """
+        return len(self._failures) >= self._config.max_failures
 
     def wait(self) -> None:
         """Wait for the save that is under way."""
@@ -123,15 +133,14 @@ class Saver:
         finished, self._finished = self._finished, []
         return finished
 
-    def check(self, at_end: bool = False) -> None:
-        """Whether the run may go on, or end, with what could be saved of it.
+    def check(self) -> None:
+        """Whether what was done is saved, once it was waited for.
 
         Raises:
-            UserError: as many saves in a row as the configuration allows could not be written, or,
-                at the end, the last one. Processes may learn of it a step apart.
+            UserError: on every process alike, where the last save could not be written.
         """
         failures = self._failures
-        if not failures or (len(failures) < self._config.max_failures and not at_end):
+        if not failures:
             return
         times = "" if len(failures) == 1 else f", like {len(failures) - 1} before it"
         error = UserError(

@@ -86,7 +86,7 @@ def cat(
     data, seed = _data_of(corpus, run, lanes, seed)
     if lane >= data.lanes:
         raise UserError(f"there are {data.lanes} lanes; the last is --lane {data.lanes - 1}")
-    places = None if run is None or cursor else _cursors_in(run, lane)
+    places = None if run is None or cursor else _cursors_in(run, lane, data.lanes)
     if cursor:
         places = _parse_cursors(cursor, len(data.corpora))
     corpora = open_corpora(data)
@@ -133,8 +133,12 @@ def _data_of(
     return DataConfig(path=corpus, lanes=lanes, segment=1), seed
 
 
-def _cursors_in(run: Path, lane: int) -> "list[Cursor] | None":
-    """Where a lane stands in a run's newest checkpoint; None where there is none."""
+def _cursors_in(run: Path, lane: int, lanes: int) -> "list[Cursor] | None":
+    """Where a lane goes on from a run's newest checkpoint; None where there is none.
+
+    That has another number of lanes until a run started with `--reset-state` saves.
+    """
+    from rlt_dist.checkpoint.explain import after_reset
     from rlt_dist.checkpoint.load import load_whole
     from rlt_dist.checkpoint.manifest import latest
     from rlt_dist.checkpoint.run_folder import CHECKPOINTS
@@ -144,6 +148,9 @@ def _cursors_in(run: Path, lane: int) -> "list[Cursor] | None":
     if newest is None:
         return None
     cursors = load_whole(newest, ["cursors"])["cursors"]
+    if len(cursors) != lanes:
+        cursors, note = after_reset(cursors, lanes)
+        print(f"note: {note}", file=sys.stderr)
     return [Cursor.from_numbers(row) for row in cursors[lane].tolist()]
 
 

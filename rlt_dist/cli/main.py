@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import traceback
 
 import typer
 
@@ -14,12 +15,16 @@ from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.exchange import export, import_
 from rlt_dist.cli.generate import generate
+from rlt_dist.cli.launch import launch_app
 from rlt_dist.cli.params import params
 from rlt_dist.cli.report import report
+from rlt_dist.cli.status import cancel, logs, status
+from rlt_dist.cli.submit import PASSED_ON, PassesOn, resume, submit
 from rlt_dist.cli.trace import trace
 from rlt_dist.cli.train import train
 from rlt_dist.cli.verify import verify_app
-from rlt_dist.util.errors import disk_trouble, one_line, show_error
+from rlt_dist.util.errors import disk_trouble, one_line
+from rlt_dist.util.log import keep_error, show_error
 
 # Read when torch is first imported, which commands do later. Idle OpenMP threads spin by default:
 # where anything else runs on the machine, that made a step up to 50 times slower.
@@ -37,6 +42,12 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.command()(train)
+app.command(cls=PassesOn, context_settings=PASSED_ON)(submit)
+app.command()(status)
+app.command()(logs)
+app.command()(cancel)
+app.command(cls=PassesOn, context_settings=PASSED_ON)(resume)
+app.add_typer(launch_app, name="launch")
 app.command("eval")(evaluate)
 app.command()(generate)
 app.command()(params)
@@ -59,6 +70,7 @@ def main() -> None:
     except Exception as error:
         message = one_line(error)
         if message is None:
+            keep_error("".join(traceback.format_exception(error)))
             raise
         show_error(message)
         sys.exit(2)

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
+from rlt_dist.util.ending import START, STATUS, is_over, may_be_over
+from rlt_dist.util.errors import UserError
 from rlt_dist.util.signals import Signals, heard
-
-STOPPED = 75
-"""Exit status of a run that was asked to stop and can go on: EX_TEMPFAIL of sysexits.h."""
 
 
 def train(
@@ -45,8 +44,8 @@ def train(
     """Train a model, or go on with a run that was stopped.
 
     A run folder that holds checkpoints is resumed from the newest whole one: the same command
-    starts and resumes. Several processes are started with torchrun; each takes its share of the
-    lanes, and their number never changes the result.
+    starts and resumes. Several processes are started with `rlt-dist launch`; each takes its share
+    of the lanes, and their number never changes the result.
 
     A run whose number of lanes was changed goes on only with `--reset-state`: all lanes start with
     empty state, and what they had left to read of their epochs is passed over. With the same number
@@ -56,8 +55,8 @@ def train(
     SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) at any one process make all finish the step, save and end; a
     second one ends them at once. Exit status: 0 finished; 75 stopped and saved, the same command
     goes on; 2 a mistake that you can correct, or stopped by the guard; 1 a defect, a lost or stuck
-    process, or a second signal. torchrun's own is 1 whatever the processes' is: RUN/ended.json says
-    how a start ended.
+    process, or a second signal. RUN/ended.json says it too: torchrun's own status is 1 whatever the
+    processes' is. `rlt-dist launch` ends with the processes' status.
 
     Examples:
 
@@ -67,14 +66,16 @@ def train(
 
     `rlt-dist train configs/rlt_stdlib.yaml data.lanes=32 --reset-state`
 
-    `torchrun --standalone --nproc-per-node 2 -m rlt_dist train configs/rlt_stdlib.yaml`
+    `rlt-dist launch torchrun --processes 2 configs/rlt_stdlib.yaml`
     """
     began = time.time()
     wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
+    if _is_over(file, wished):
+        return
     with heard() as signals:
         finished = _train(file, wished, reset_state, Asked(signals, stop_before, began))
     if not finished:
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(STATUS["stopped"])
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,23 @@ class Asked:
     began: float
 
 
+def _is_over(file: Path, overrides: list[str]) -> bool:
+    """Whether torchrun has started this rank again although the run has ended as it was to."""
+    from rlt_dist.config.load import load_typed
+    from rlt_dist.config.run import RunConfig
+
+    if not may_be_over(os.environ):
+        return False
+    try:
+        folder = load_typed(file, RunConfig, overrides).run_folder
+    except UserError:
+        return False
+    return is_over(folder, os.environ)
+
+
 def _train(file: Path, overrides: list[str], reset_state: bool, asked: Asked) -> bool:
     """Train as one process of a run; whether it is finished."""
-    from rlt_dist.checkpoint.run_folder import check_moved
+    from rlt_dist.checkpoint.run_folder import check_moved, is_run_folder
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
     from rlt_dist.mesh.collectives import together
@@ -100,8 +115,10 @@ def _train(file: Path, overrides: list[str], reset_state: bool, asked: Asked) ->
 
     with open_world() as world:
         asked.signals.at_second = world.end
-        deadline = together(world, lambda: deadline_of(asked.stop_before, asked.began, os.environ))
         config = together(world, lambda: load_typed(file, RunConfig, overrides))
+        if is_run_folder(config.run_folder) or START in os.environ:  # `launch` has made it.
+            world.keep_in(config.run_folder)
+        deadline = together(world, lambda: deadline_of(asked.stop_before, asked.began, os.environ))
         together(world, lambda: check_moved(file, config))
         with (
             mesh_of(config, world) as mesh,

@@ -123,7 +123,9 @@ class GuardConfig(Strict):
     counted, as one whose state is not finite; null: no limit."""
     step_timeout: Annotated[float, Field(gt=0, le=3600)] = 600
     """Seconds after which a step is stuck: every rank writes its stacks to the run folder, and all
-    end. The first step of a start, which compiles, validation and saving may take longer."""
+    end. Ten times as long may take the first step of a start, which compiles, each segment of a
+    validation, and a save that training waits for. A rank that is stopped or gone is missed within
+    half a minute, whatever this says."""
 
 
 class MeshConfig(Strict):
@@ -168,9 +170,10 @@ class RecomputeConfig(Strict):
     """RLT's encoder layers and Transformer-XL's layers keep their inputs only."""
 
 
+LANES = "data.lanes"
 _IDENTITY = (
     "model.",
-    "data.lanes",
+    LANES,
     "data.segment",
     "data.max_document",
     "state.",

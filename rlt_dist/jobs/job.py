@@ -7,23 +7,31 @@ RUN/jobs/0001/        the run's first submission
   revision.txt        its commit, and what differed from it
   job.sbatch          the job script
   submitted.json      the batch system's answer (`Submitted`)
-  starts.jsonl        one object a start of the ranks (`Start`)
+  cancelled.json      when a person cancelled it (`Cancelled`)
+  running.json        the start that is at work (`Begun`)
+  starts.jsonl        one object a start that has ended (`Start`)
   output.log          what the job script and its ranks printed
+  tasks/              of an array's first job: by task, a link to the task's job folder
 """
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from rlt_dist.checkpoint.run_folder import JOBS
 from rlt_dist.config.load import Strict
 from rlt_dist.util.files import write_atomic
 
-JOBS = "jobs"
 JOB, CONFIG, CODE, REVISION = "job.json", "config.yaml", "code", "revision.txt"
 SCRIPT, SUBMITTED, STARTS, OUTPUT = "job.sbatch", "submitted.json", "starts.jsonl", "output.log"
+RUNNING, CANCELLED = "running.json", "cancelled.json"
+
+Record = TypeVar("Record", bound=Strict)
+How = Literal["finished", "stopped", "guard", "mistake", "failed", "sick"]
+"""How a start ended; sick: a node was not fit, and no rank was started."""
 
 
 class Job(Strict):
@@ -46,6 +54,8 @@ class Job(Strict):
     """Seconds before its end in which Slurm warns the job."""
     arguments: tuple[str, ...] = ()
     """Further options of `rlt-dist train`."""
+    options: tuple[str, ...] = ()
+    """Further options of sbatch that hold for later submissions, too, such as `--qos=high`."""
 
 
 class Submitted(Strict):
@@ -57,8 +67,15 @@ class Submitted(Strict):
     """Seconds since the epoch."""
 
 
-class Start(Strict):
-    """One start of the ranks."""
+class Cancelled(Strict):
+    """A person's wish."""
+
+    when: PositiveFloat
+    """Seconds since the epoch."""
+
+
+class Begun(Strict):
+    """A start of the ranks, while they are at work."""
 
     job_id: str
     nodes: tuple[str, ...]
@@ -68,16 +85,22 @@ class Start(Strict):
     """Places for ranks on these nodes that the mesh does not use."""
     began: PositiveFloat
     """Seconds since the epoch."""
-    ended: PositiveFloat
-    how: Literal["finished", "stopped", "guard", "mistake", "failed", "sick"]
-    why: str | None = None
     from_step: NonNegativeInt
     """Of the newest whole checkpoint before."""
+
+
+class Start(Begun):
+    """One start of the ranks."""
+
+    ended: PositiveFloat
+    how: How
+    why: str | None = None
     to_step: NonNegativeInt
-    """And after."""
+    """Of the newest whole checkpoint after."""
     sick: tuple[str, ...] = ()
     """Nodes that failed their check."""
     save_seconds: NonNegativeFloat | None = None
+    """What its slowest checkpoint took."""
 
 
 def job_folders(run_folder: Path) -> list[Path]:
@@ -89,6 +112,11 @@ def job_folders(run_folder: Path) -> list[Path]:
 def write_record(path: Path, record: Strict) -> None:
     """One object of one file."""
     write_atomic(path, record.model_dump_json(indent=1) + "\n")
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """One object of one file."""
+    return kind.model_validate_json(path.read_bytes())
 
 
 def add_start(folder: Path, start: Start) -> None:

@@ -42,49 +42,51 @@ def together(world: World, action: Callable[[], T]) -> T:
         UserError: the first failing rank's, with its rank; marked as shared, since every process
             raises it and only one need show it.
     """
-    result, message = _attempt(action)
+    result, message = _attempt(world, action)
     messages: list[str | None] = [None] * world.size
     dist.all_gather_object(messages, message, group=world.group)
-    for rank, found in enumerate(messages):
+    for found in messages:
         if found is not None:
-            raise _shared(found, rank, world)
+            raise _shared(found)
     return result  # type: ignore[return-value]
 
 
 def everyones(world: World, action: Callable[[], T]) -> list[T]:
     """Do something on every process; each gets all results, by rank. Errors as in `together`."""
     outcomes: list[tuple[T | None, str | None]] = [(None, None)] * world.size
-    dist.all_gather_object(outcomes, _attempt(action), group=world.group)
-    for rank, (_, message) in enumerate(outcomes):
+    dist.all_gather_object(outcomes, _attempt(world, action), group=world.group)
+    for _, message in outcomes:
         if message is not None:
-            raise _shared(message, rank, world)
+            raise _shared(message)
     return [result for result, _ in outcomes]  # type: ignore[misc]
 
 
 def on_leader(world: World, action: Callable[[], T]) -> T:
     """Do something on the leading process only; all get its result, or its error."""
-    outcome: list[tuple[T | None, str | None]] = [_attempt(action) if world.leads else (None, None)]
+    outcome: list[tuple[T | None, str | None]] = [(None, None)]
+    if world.leads:
+        outcome = [_attempt(world, action)]
     dist.broadcast_object_list(outcome, src=0, group=world.group)
     result, message = outcome[0]
     if message is not None:
-        raise _shared(message, 0, world)
+        raise _shared(message)
     return result  # type: ignore[return-value]
 
 
-def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
+def _attempt(world: World, action: Callable[[], T]) -> tuple[T | None, str | None]:
+    """The result, or a mistake with the rank whose it is."""
     try:
         return action(), None
     except UserError as error:
-        return None, str(error)
+        message: str | None = str(error)
     except OSError as error:
         message = disk_trouble(error)
         if message is None:
             raise
-        return None, message
+    return None, f"{world.name}: {message}" if world.size > 1 else message
 
 
-def _shared(message: str, rank: int, world: World) -> UserError:
-    prefix = f"rank {rank}: " if world.size > 1 else ""
-    error = UserError(prefix + message)
+def _shared(message: str) -> UserError:
+    error = UserError(message)
     error.shared = True
     return error

@@ -26,12 +26,16 @@ from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
-from rlt_dist.util.errors import UserError, one_line, show_error
+from rlt_dist.util.ending import STATUS, How, Recorder
+from rlt_dist.util.errors import UserError, one_line
+from rlt_dist.util.log import show_error
 
 _PERIOD = 1.0
 """Seconds between a rank's looks at the board, and between its signs of life."""
 _SILENCE = 20.0
 """Seconds without a sign of life after which a rank counts as lost."""
+_ROLL_CALL = 4
+"""Signs of life that other ranks may still give then, which are silent too if none of them does."""
 _GRACE = 2.0
 """Seconds that an error which may be a consequence waits for its cause."""
 _LEAVE = 3.0
@@ -55,9 +59,13 @@ class Watch(Protocol):
 
     Attributes:
         leave_stacks: called before the process ends because another one fell silent.
+        recorder: leaves the record of the end, if this process's error is the first.
+        names: of all ranks, in the words of an error.
     """
 
     leave_stacks: Callable[[], None]
+    recorder: Recorder
+    names: list[str]
 
     def board(self) -> dist.Store:
         """What all ranks write to and read, through a connection of its own."""
@@ -95,12 +103,21 @@ def first_failure(store: dist.Store) -> str | None:
     return board.get(_FIRST).decode().partition(" ")[2]
 
 
-class Alone:
-    """The watch of a process that has no others."""
+@contextmanager
+def alone() -> Iterator[Watch]:
+    """The watch of a process that has no others; an error is recorded, and raised further."""
+    watch = _Alone()
+    try:
+        yield watch
+    except BaseException as error:
+        watch.recorder.record(_how(error), _one_line(error) or _summary(error))
+        raise
 
+
+class _Alone:
     def __init__(self) -> None:
         self._store = dist.HashStore()
-        self.leave_stacks = _nothing
+        self.leave_stacks, self.recorder, self.names = _nothing, Recorder(), ["rank 0"]
 
     def board(self) -> dist.Store:
         """A store of its own."""
@@ -108,7 +125,8 @@ class Alone:
 
     def end(self, text: str) -> NoReturn:
         """End the process."""
-        _show(text, "")
+        self.recorder.record("failed", text)
+        show_error(text)
         _exit(1)
 
 
@@ -116,6 +134,7 @@ class _Watch:
     def __init__(self, store: dist.Store, rank: int, size: int, serves: bool, served: bool) -> None:
         self._rank, self._size, self._serves = rank, size, serves
         self._store, self.leave_stacks, self._looks = store, _nothing, 0
+        self.recorder, self.names = Recorder(), [f"rank {number}" for number in range(size)]
         # The store serves one request of a connection at a time, and waits are requests.
         self._board, of_thread = self.board(), self.board()
         self._ending = threading.Lock()
@@ -134,7 +153,7 @@ class _Watch:
         try:
             board = self.board()
         except RuntimeError:  # The store is gone: the others have ended, or are about to.
-            _show(text, "")
+            self._tell(text)
             _exit(1)
         self._end(board, text)
 
@@ -151,16 +170,16 @@ class _Watch:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the process for an error, which is shown if it is the first of all ranks."""
-        lost, message, prefix = _lost_contact(error), _one_line(error), f"rank {self._rank}: "
+        lost, message = _lost_contact(error), _one_line(error)
+        prefix = f"{self.names[self._rank]}: "
         if lost is not None:
-            self._end(self._board, self._lost("another rank", lost), grace=_GRACE)
+            self._end(self._board, self._lost(self._missing(), lost))
         if message is None:
-            summary = traceback.format_exception_only(error)[0].splitlines()[0]
             trace = textwrap.indent("".join(traceback.format_exception(error)), prefix)
-            self._end(self._board, prefix + summary, trace)
+            self._end(self._board, prefix + _summary(error), trace)
         if isinstance(error, UserError) and error.shared:
             prefix = ""
-        self._end(self._board, prefix + message, status=2)
+        self._end(self._board, prefix + message, how=_how(error))
 
     def _look(self, board: dist.Store) -> None:
         """The thread: look at the board and at the next rank until the work is finished."""
@@ -174,12 +193,34 @@ class _Watch:
                     self._end(board)
                 heard = board.add(f"beat {following}", 0)
                 silent = silent + _PERIOD if heard == beats > 0 else 0.0
-                if silent > _SILENCE:
+                if silent > _SILENCE and (missing := self._roll_call(board)):
                     board.set(_STACKS, "")
-                    self._end(board, self._lost(f"rank {following}", _silent()))
+                    self._end(board, self._lost(missing, _silent()))
             except RuntimeError:
-                self._end(board, self._lost("rank 0", "the store that it serves is gone"))
+                self._end(board, self._lost(self.names[0], "the store that it serves is gone"))
             beats = heard
+
+    def _roll_call(self, board: dist.Store) -> str:
+        """Which ranks give no sign of life, in words; this one goes on giving its own."""
+
+        def beats() -> list[int]:
+            return [board.add(f"beat {rank}", 0) for rank in range(self._size)]
+
+        before = beats()
+        for _ in range(_ROLL_CALL):
+            board.add(f"beat {self._rank}", 1)
+            time.sleep(_PERIOD)
+        pairs = enumerate(zip(before, beats(), strict=True))
+        return ", ".join(self.names[rank] for rank, (then, now) in pairs if then == now)
+
+    def _missing(self) -> str:
+        """Who is lost, unless another rank has said more by then."""
+        with suppress(RuntimeError):
+            _wait_until(lambda: self._board.check([_FIRST]), _GRACE)
+            if self._board.check([_FIRST]):
+                return "another rank"
+            return self._roll_call(self._board) or "another rank"
+        return self.names[0]  # It serves the store.
 
     def _mind_store(self) -> None:
         """Another thread, where rank 0 serves the store: stopped, it would answer no look."""
@@ -191,13 +232,13 @@ class _Watch:
                 self.leave_stacks()
                 # Nobody can say who is first to tell.
                 if self._rank == 1:
-                    _show(self._lost("rank 0", _silent()), "")
+                    self._tell(self._lost(self.names[0], _silent()))
                 _exit(1)
 
     def _lost(self, whom: str, why: str) -> str:
         return (
-            f"rank {self._rank}: lost contact with {whom} ({why}); it was probably killed: "
-            "see its log or the system's out-of-memory messages"
+            f"{self.names[self._rank]}: lost contact with {whom} ({why}); probably killed or "
+            "stopped: see its log or the system's out-of-memory messages"
         )
 
     def _end(
@@ -205,8 +246,7 @@ class _Watch:
         board: dist.Store,
         text: str | None = None,
         trace: str = "",
-        status: int = 1,
-        grace: float = 0.0,
+        how: How = "failed",
     ) -> NoReturn:
         """End the process. A text, or the trace that it sums up, is shown if it is the first.
 
@@ -217,10 +257,8 @@ class _Watch:
         try:
             if board.check([_STACKS]):
                 self.leave_stacks()
-            if text is not None:
-                _wait_until(lambda: board.check([_FIRST]), grace)
             if text is not None and self._is_first(board, text):
-                _show(text, trace)
+                self._tell(text, trace, how)
                 board.set(_TOLD, "")
             else:
                 _wait_until(lambda: board.check([_TOLD]), _LEAVE)
@@ -230,8 +268,13 @@ class _Watch:
         except RuntimeError:
             # The store is gone, and with it rank 0, so nobody says who was first.
             if text is not None and self._rank == 1:
-                _show(text, trace)
-        _exit(status)
+                self._tell(text, trace, how)
+        _exit(STATUS[how])
+
+    def _tell(self, text: str, trace: str = "", how: How = "failed") -> None:
+        """Say why all end."""
+        self.recorder.record(how, text, self._rank)
+        show_error(text, trace)
 
     def _is_first(self, board: dist.Store, text: str) -> bool:
         mine = f"{self._rank} {text}"
@@ -279,12 +322,14 @@ def _one_line(error: BaseException) -> str | None:
     return "interrupted" if isinstance(error, KeyboardInterrupt) else one_line(error)
 
 
-def _show(text: str, trace: str) -> None:
-    if trace:
-        sys.stderr.write(trace)
-    else:
-        show_error(text)
-    sys.stderr.flush()
+def _summary(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[0].splitlines()[0]
+
+
+def _how(error: BaseException) -> How:
+    if isinstance(error, UserError) and error.guard:
+        return "guard"
+    return "failed" if one_line(error) is None else "mistake"
 
 
 def _exit(status: int) -> NoReturn:

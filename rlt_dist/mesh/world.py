@@ -2,28 +2,29 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
+from socket import gethostname
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from rlt_dist.mesh.watch import Alone, Watch, watched
-from rlt_dist.util.errors import UserError
+from rlt_dist.mesh.launched import Launched, address_towards, interface_of, launched, name_process
+from rlt_dist.mesh.watch import Watch, alone, watched
+from rlt_dist.util import log
 
 TIMEOUT = timedelta(minutes=5)
 """How long processes wait for each other to meet."""
 
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+"""gloo's network interface, where a person wants another one than `_choose_interface`."""
+
 LONGEST_WAIT = timedelta(hours=2)
 """How long a collective waits for a rank, which may load, compile, or wait for a slow disk. One
-that is gone is missed sooner (`watch`), and so is one stuck in a step (`train.watchdog`)."""
-
-SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set where the launcher serves the processes' store; otherwise rank 0 does."""
-
-_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+that is gone is missed sooner (`watch`), and so is one stuck in training (`train.watchdog`)."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class World:
     Attributes:
         rank, size: this process and how many there are.
         device: where this process computes.
+        name: this process in the words of an error: `rank 3 (n2 cuda:1)`.
         watch: ends them all.
     """
 
     rank: int
     size: int
     device: torch.device
+    name: str
     watch: Watch
     _groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
     _purpose: str = ""
@@ -82,7 +85,12 @@ class World:
 
     def end(self, why: str) -> NoReturn:
         """End all processes at once, from any thread, for a reason of this one."""
-        self.watch.end(f"rank {self.rank}: {why}" if self.size > 1 else why)
+        self.watch.end(f"{self.name}: {why}" if self.size > 1 else why)
+
+    def keep_in(self, run_folder: Path) -> None:
+        """From now on what this process says, and how all end, is kept in a run's folder."""
+        self.watch.recorder.folder = run_folder
+        log.keep_in(run_folder)
 
     @property
     def leads(self) -> bool:
@@ -100,28 +108,55 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     Raises:
         UserError: the launcher's variables are incomplete.
     """
-    rank, size, local_rank, local_size = _launched(environment)
-    device = _device(local_rank)
+    place = launched(environment)
+    rank, size, device = place.rank, place.size, _device(place.local_rank)
+    where = f"{gethostname()} {device}"
+    name_process(rank)
+    log.be_rank(rank, size, where)
     if "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
-    store, watching = _meet(rank, size, served=bool(environment.get(SERVED)))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+    if place.size > place.local_size:
+        choose_interface(place.address, place.port, environment)
+    store, watching = _meet(place)
     groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     try:
         with watching as watch:
-            groups["", tuple(range(size))] = _group_of_all(store, rank, size, device)
-            yield World(rank, size, device, watch, groups)
+            everybody = _group_of_all(store, rank, size, device)
+            groups["", tuple(range(size))] = everybody
+            dist.all_gather_object(watch.names, f"rank {rank} ({where})", group=everybody)
+            yield World(rank, size, device, watch.names[rank], watch, groups)
     finally:
         if groups:
             groups.clear()
             dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, served: bool) -> tuple[dist.Store, AbstractContextManager[Watch]]:
+def choose_interface(address: str, port: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Let gloo speak to other machines the way that leads to where all meet.
+
+    By itself it takes the interface to which this machine's name belongs, which may be loopback.
+    """
+    with suppress(OSError):
+        own = address_towards(address, port)
+        name = None if own.startswith("127.") else interface_of(own)
+        if name is not None and GLOO_INTERFACE not in environment:
+            os.environ[GLOO_INTERFACE] = name
+
+
+def _meet(place: Launched) -> tuple[dist.Store, AbstractContextManager[Watch]]:
     """A store that all processes reach, and what watches that none of them fails unseen."""
-    if size == 1:
-        return dist.HashStore(), nullcontext(Alone())
-    store, *_ = next(dist.rendezvous("env://", rank, size, timeout=TIMEOUT))
-    return store, watched(store, rank, size, rank == 0 and not served, served)
+    if place.size == 1:
+        return dist.HashStore(), alone()
+    serves = place.rank == 0 and not place.served
+    store = dist.TCPStore(
+        place.address,
+        place.port,
+        place.size,
+        is_master=serves,
+        timeout=TIMEOUT,
+        multi_tenant=True,
+    )
+    return store, watched(store, place.rank, place.size, serves, place.served)
 
 
 def _group_of_all(
@@ -131,19 +166,6 @@ def _group_of_all(
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
     assert dist.group.WORLD is not None
     return dist.group.WORLD
-
-
-def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """rank, size, rank and size on this machine."""
-    if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        return 0, 1, 0, 1
-    missing = [name for name in _LAUNCHER if name not in environment]
-    if missing:
-        raise UserError(
-            f"{', '.join(missing)} not set though other launcher variables are; start with torchrun"
-        )
-    rank, size, local_rank = (int(environment[name]) for name in _LAUNCHER[:3])
-    return rank, size, local_rank, int(environment.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _device(local_rank: int) -> torch.device:

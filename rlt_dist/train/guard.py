@@ -93,7 +93,7 @@ class Guard:
             f"{why}; lower optimizer.learning_rate or raise schedule.warmup, and start from an "
             f"earlier checkpoint of {self._folder}; the bad steps are in {path.name} there"
         )
-        error.shared = True
+        error.shared = error.guard = True
         return error
 
     def _spiked(self, loss: float) -> str | None:

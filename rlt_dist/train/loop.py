@@ -1,6 +1,5 @@
 """The training loop: agree to go on, step, measure, record, guard, save."""
 
-import sys
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ from rlt_dist.train.session import Session
 from rlt_dist.train.step import StepResult, train_step
 from rlt_dist.train.stop import NO_WISHES, Stop, Wishes
 from rlt_dist.train.watchdog import Watchdog
+from rlt_dist.util.log import warn
 
 
 def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
@@ -35,36 +35,37 @@ def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
     """
     config, world = session.config, session.world
     guard, norms = Guard(config, session.guard), StateNorms(world)
-    stop, saved = Stop(session, wishes), session.step
+    stop, start, saved = Stop(session, wishes), session.step, session.step
     with (
         together(world, lambda: session.loader("train", session.cursors)) as loader,
         session.saver() as saver,
         Reporter(config, session.step, session.notes) if world.leads else nullcontext() as reporter,
         Watchdog(world, config.run_folder, config.guard.step_timeout) as watchdog,
     ):
-        while session.step < config.train.steps and not stop.agreed(saver.busy):
+        while session.step < config.train.steps and not stop.agreed(saver):
             before = session.cursors
+            watchdog.at(f"step {session.step + 1}", seldom=session.step == start)
             with stop.timing_step():
-                with watchdog.step(session.step + 1):
-                    record, result = _one_step(session, loader, reporter, guard)
-                _measure(session, norms, record, result.skipped)
+                record, result = _one_step(session, loader, reporter, guard)
+                _measure(session, norms, watchdog, record, result.skipped)
             _tell_saves(saver, stop, record, reporter)
             if reporter:
                 reporter.step(record, result)
-            saver.check()
-            _consult(guard, session, reporter, GuardedStep(record, result, session.local, before))
+            _consult(guard, session, GuardedStep(record, result, session.local, before))
             if _due(session, config.checkpoint.every):
+                watchdog.at(f"saving step {session.step}", seldom=True)
                 session.save(saver)
                 saved = session.step
         if reporter and stop.why:
             reporter.say(f"{stop.why}; the same command goes on from there")
+        watchdog.at(f"saving step {session.step}", seldom=True)
         if saved < session.step:
             session.save(saver)
         saver.wait()
         _tell_saves(saver, stop, {}, reporter)
-        saver.check(at_end=True)
+        saver.check()
         if reporter:
-            reporter.ended("stopped" if stop.why else "finished", session.step, stop.why)
+            reporter.ended(stop.why, world.watch.recorder)
     return stop.why is None
 
 
@@ -90,7 +91,8 @@ def _one_step(
         judge=guard.judge,
     )
     tokens = config.data.lanes * config.data.segment
-    session.step, session.cursors = step, batch.cursors
+    session.step = session.world.watch.recorder.step = step
+    session.cursors = batch.cursors
     session.tokens += tokens
     seconds = time.monotonic() - began
     record: dict[str, Any] = {
@@ -110,24 +112,28 @@ def _one_step(
     return record, result
 
 
-def _measure(session: Session, norms: StateNorms, record: dict[str, Any], skipped: bool) -> None:
+def _measure(
+    session: Session,
+    norms: StateNorms,
+    watchdog: Watchdog,
+    record: dict[str, Any],
+    skipped: bool,
+) -> None:
     """Add to a step's record what is not measured at every step."""
     config = session.config
     if skipped or _due(session, config.train.log_every):
         record["state_norm"] = norms.measure(session.state)
     if config.validation.every is not None and _due(session, config.validation.every):
-        record["validation"] = _numbers(_validate(session))
+        watchdog.at(f"validation after step {session.step}", seldom=True)
+        record["validation"] = _numbers(_validate(session, watchdog))
 
 
-def _consult(guard: Guard, session: Session, reporter: Reporter | None, step: GuardedStep) -> None:
+def _consult(guard: Guard, session: Session, step: GuardedStep) -> None:
     """Let the guard remember a step, and end the run if it says so."""
     why = guard.note(step)
     session.guard = guard.facts
     if why is not None:
-        error = guard.stop(why, session.world)
-        if reporter:
-            reporter.ended("guard", session.step, why)
-        raise error
+        raise guard.stop(why, session.world)
 
 
 def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> None:
@@ -139,7 +145,7 @@ def _tell(session: Session, notices: list[str], reporter: Reporter | None) -> No
         if reporter:
             reporter.say(notice)
         else:
-            print(f"rank {session.world.rank}: {notice}", file=sys.stderr)
+            warn(notice)
 
 
 def _tell_saves(
@@ -164,10 +170,10 @@ def _due(session: Session, every: int) -> bool:
     return session.step % every == 0 or session.step == session.config.train.steps
 
 
-def _validate(session: Session) -> Evaluation:
+def _validate(session: Session, watchdog: Watchdog) -> Evaluation:
     """Loss on the validation split, with lanes, cursors and state of its own."""
     loader = together(session.world, lambda: session.loader("validation"))
-    segments = range(session.config.validation.segments)
+    segments = watchdog.each(range(session.config.validation.segments))
     batches = (loader.next().to(session.world.device) for _ in segments)
     scorer = scorer_of(session.local_model, session.mesh, session.config)
     sums = evaluate(scorer, batches, session.byte_lengths)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rlt_dist.train.step import StepResult
+from rlt_dist.util.log import note
 
 
 class TrainingProgress:
@@ -34,15 +35,16 @@ class TrainingProgress:
     def step(self, number: int, result: StepResult, speed: float) -> None:
         """Show one step; `speed` in tokens per second over all lanes."""
         self._bar.update(self._task, completed=number, loss=result.loss, speed=speed)
-        if not self._console.is_terminal and self._due(number):
+        if self._due(number):
             left = (time.monotonic() - self._began) / (number - self._first)
             minutes, seconds = divmod(round(left * (self._steps - number)), 60)
-            self._console.print(
+            line = (
                 f"step {number}/{self._steps}  loss {result.loss:.4f}  "
-                f"{speed:,.0f} tokens/s  {minutes}:{seconds:02d} left",
-                highlight=False,
-                soft_wrap=True,
+                f"{speed:,.0f} tokens/s  {minutes}:{seconds:02d} left"
             )
+            note(line)
+            if not self._console.is_terminal:
+                self._console.print(line, highlight=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """A line above the bar."""

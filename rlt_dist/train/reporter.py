@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from rlt_dist.checkpoint.run_folder import ENDED
 from rlt_dist.checkpoint.saver import Saved
 from rlt_dist.config.run import RunConfig
 from rlt_dist.train.metrics import MetricsLog
 from rlt_dist.train.progress import TrainingProgress
 from rlt_dist.train.step import StepResult
-from rlt_dist.util.files import write_atomic
-from rlt_dist.util.records import to_json
+from rlt_dist.util.ending import ENDED, Recorder
+from rlt_dist.util.log import note, warn
 
 
 class Reporter:
@@ -35,33 +34,27 @@ class Reporter:
         self._metrics_wait = self._log.trouble is not None
         self._progress.step(record["step"], result, record["tokens_per_second"])
         if result.skipped:
-            self._progress.say(f"step {record['step']}: {result.refusal}; skipped")
+            self.say(f"step {record['step']}: {result.refusal}; skipped")
         if result.restarted_lanes:
-            self._progress.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
+            self.say(f"step {record['step']}: {result.restarted_lanes} lanes restarted")
         if "validation" in record:
             loss = record["validation"]["loss"]
-            self._progress.say(f"step {record['step']}: validation loss {loss:.4f}")
+            self.say(f"step {record['step']}: validation loss {loss:.4f}")
 
     def say(self, notice: str) -> None:
         """Something that a person should know."""
         self._progress.say(notice)
+        note(notice)
 
-    def ended(
-        self, how: Literal["finished", "stopped", "guard"], step: int, why: str | None
-    ) -> None:
-        """The run has ended in order.
-
-        RUN/ended.json keeps it, for who started the run and sees another exit status: torchrun's
-        is 1 whatever the ranks' is.
-        """
-        if how == "finished":
-            self._progress.say(f"finished; `rlt-dist report {self._run_folder}` shows the run")
-        ending = {"how": how, "step": step, "why": why}
-        write_atomic(self._run_folder / ENDED, to_json(ending) + "\n")
+    def ended(self, stopped: str | None, recorder: Recorder) -> None:
+        """The run has come to its end, or was stopped, and why."""
+        if stopped is None:
+            self.say(f"finished; `rlt-dist report {self._run_folder}` shows the run")
+        recorder.record("finished" if stopped is None else "stopped", stopped)
 
     def warn(self, notice: str) -> None:
         """Something that a person should do something about."""
-        self._progress.say(f"WARNING: {notice}")
+        warn(f"WARNING: {notice}")
 
     def saves(self, finished: Sequence[Saved]) -> None:
         """What became of saves; of one that was written there is nothing to say."""
@@ -71,8 +64,8 @@ class Reporter:
 
     def __enter__(self) -> "Reporter":
         self._progress.__enter__()
-        for note in self._notes:
-            self._progress.say(note)
+        for notice in self._notes:
+            self.say(notice)
         return self
 
     def __exit__(

@@ -12,7 +12,7 @@ from rlt_dist.checkpoint.explain import Decision, seen
 from rlt_dist.checkpoint.load import load_contents, put
 from rlt_dist.checkpoint.manifest import Facts, GuardFacts
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim
-from rlt_dist.checkpoint.save import clear_leftovers
+from rlt_dist.checkpoint.save import Keep, clear_leftovers, remove_old
 from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.corpora import Corpora, open_corpora
@@ -27,6 +27,7 @@ from rlt_dist.parallel.engine.engine import Engine, make_engine
 from rlt_dist.parallel.local import LocalModel, build_local
 from rlt_dist.parallel.seam import seam_of
 from rlt_dist.train.start import check_corpora, check_mesh, starting_point
+from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
 
 
@@ -135,15 +136,24 @@ def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) ->
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
     with ExitStack() as held:
-        on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
+        try:
+            on_leader(world, lambda: held.enter_context(locked(config.run_folder, "trains")))
+        except UserError:
+            world.watch.recorder.folder = None  # The record there is for the start that is at work.
+            raise
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
         start = on_leader(world, lambda: starting_point(config, corpora, mesh.axes, reset_state))
         changes = on_leader(world, lambda: claim(config, corpora.tokenizer))
+        world.keep_in(config.run_folder)
         session = _new_session(config, mesh, corpora, model, engine)
         session.reset = 0 if reset_state else None
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if start is not None:
+            # A kill between a commit and this would leave them, at a run's end for ever.
+            keep = Keep(config.checkpoint.keep, config.checkpoint.keep_every)
+            on_leader(world, lambda: remove_old(start.folder, keep))
             _resume(session, start)
+        world.watch.recorder.step = session.step
         yield session
 
 

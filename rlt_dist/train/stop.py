@@ -1,7 +1,7 @@
 """A run that is asked to stop: all ranks agree on a step, save, and end with one exit status.
 
 A signal at any one rank is a wish of that rank, and so is a deadline by its clock. Before every
-step one small sum tells all whether anybody has a wish.
+step one small sum tells all whether anybody has a wish, or knows that saving was given up.
 """
 
 import re
@@ -14,6 +14,7 @@ from datetime import datetime
 import torch
 import torch.distributed as dist
 
+from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.mesh.collectives import all_sum
 from rlt_dist.train.session import Session
 from rlt_dist.util.errors import UserError
@@ -47,7 +48,8 @@ class Stop:
     """When to stop, agreed on by all ranks.
 
     Attributes:
-        why: in words, once it is agreed.
+        why: whose wish it was, in words, once it is agreed; None where saving was given up, of
+            which `Saver.check` tells.
     """
 
     def __init__(self, session: Session, wishes: Wishes) -> None:
@@ -56,16 +58,13 @@ class Stop:
         self._saved = False
         self.why: str | None = None
 
-    def agreed(self, saving: bool) -> bool:
-        """Whether to stop after the step just done; alike on all ranks.
-
-        Args:
-            saving: an earlier save is still under way, and has to end before the last one begins.
-        """
-        wish = self._wish(saving)
-        wishes = torch.tensor(int(wish is not None), device=self._world.device)
-        if not int(all_sum(wishes, self._world.group)):
-            return False
+    def agreed(self, saver: Saver) -> bool:
+        """Whether to stop after the step just done; alike on all ranks."""
+        wish = self._wish(saver.busy)
+        own = torch.tensor([wish is not None, saver.gave_up], dtype=torch.int64)
+        wishes, gave_up = all_sum(own.to(self._world.device), self._world.group).tolist()
+        if gave_up or not wishes:
+            return bool(gave_up)
         of_all: list[str | None] = [None] * self._world.size
         dist.all_gather_object(of_all, wish, group=self._world.group)
         rank, found = next((rank, wish) for rank, wish in enumerate(of_all) if wish)
@@ -86,7 +85,11 @@ class Stop:
         self._saved = True
 
     def _wish(self, saving: bool) -> str | None:
-        """Why this process wants to stop before the next step."""
+        """Why this process wants to stop before the next step.
+
+        Args:
+            saving: an earlier save is still under way, and has to end before the last one begins.
+        """
         if self._wishes.signals and self._wishes.signals.first:
             return f"was sent {self._wishes.signals.first}"
         deadline = self._wishes.deadline

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from rlt_dist.config.model import RltConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.jobs.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.axes import least_axes
+from rlt_dist.mesh.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import open_world
 from rlt_dist.parallel.execute.step import Passed

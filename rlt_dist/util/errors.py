@@ -1,7 +1,6 @@
 """The error that a person can act on."""
 
 import errno
-import sys
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
@@ -17,6 +16,8 @@ class UserError(Exception):
 
     shared: bool = False
     """Raised alike on every process of a run, so it is no single rank's."""
+    guard: bool = False
+    """The guard has stopped the run."""
 
 
 def disk_trouble(error: OSError) -> str | None:
@@ -37,9 +38,3 @@ def one_line(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
         return "this does not fit into memory; take a smaller model, segment or micro_batch"
     return None
-
-
-def show_error(message: str) -> None:
-    """Print a message to standard error the way all commands do."""
-    for line in message.splitlines():
-        print(f"rlt-dist: error: {line}", file=sys.stderr)

@@ -3,13 +3,17 @@
 import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from rlt_dist.util.errors import UserError
 
 LOCK = ".lock"
+_TRIES, _PAUSE = 10, 0.02
+"""A look at who holds a folder (`holder`) holds it, too, for less than a pause in seconds."""
 
 
 @contextmanager
@@ -25,15 +29,35 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _takes(file):
             file.seek(0)
             raise UserError(
                 f"{folder}: {file.read().strip() or 'another process'}; wait for it, or give "
                 "another folder"
-            ) from None
+            )
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} {doing} here")
         file.flush()
         yield
+
+
+def holder(folder: Path) -> str | None:
+    """Who holds a folder, as `locked` says it; None: nobody."""
+    path = folder / LOCK
+    if not path.is_file():
+        return None
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "another process"
+    return None
+
+
+def _takes(file: TextIO) -> bool:
+    for attempt in range(_TRIES):
+        time.sleep(_PAUSE * (attempt > 0))
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False

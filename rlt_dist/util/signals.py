@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rlt_dist.util.errors import show_error
+from rlt_dist.util.log import show_error
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -33,7 +33,7 @@ class Signals:
     def __init__(self) -> None:
         self.first: str | None = None
         self.at_second: Callable[[str], object] = _end_alone
-        self._heard = 0.0
+        self._last, self._heard = "", 0.0
 
     def _listen(self, numbers: socket.socket) -> None:
         while received := numbers.recv(16):
@@ -42,8 +42,10 @@ class Signals:
                     self._hear(signal.Signals(number).name)
 
     def _hear(self, name: str) -> None:
-        if self.first is None:
-            self.first, self._heard = name, time.monotonic()
+        """Batch systems warn by SIGUSR1, and say SIGTERM later: the two are one wish."""
+        if self.first is None or (self._last, name) == ("SIGUSR1", "SIGTERM"):
+            self.first = self.first or name
+            self._last, self._heard = name, time.monotonic()
         elif time.monotonic() - self._heard > _SAME:
             self.at_second(f"a second signal, {name}: ended at once, without saving")
 

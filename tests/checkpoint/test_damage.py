@@ -1,6 +1,7 @@
 """A checkpoint that is not whole is named and passed over; the one before it is used."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from rlt_dist.checkpoint.load import find_checkpoint
 from rlt_dist.checkpoint.manifest import latest, verify
 from rlt_dist.config.run import RunConfig
 from rlt_dist.util.errors import UserError
+
+OTHER = r"the manifest is that of another run \(train.seed: 1 -> 0\)"
 
 Damage = Callable[[Path], str]
 """Damages a checkpoint folder; a part of what must be said of it."""
@@ -123,7 +126,7 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run: RunConfig, damag
         assert "\n" not in str(raised.value)
 
 
-def test_a_manifest_of_another_run_does_not_fit(
+def test_a_manifest_of_another_run_is_called_that(
     run: RunConfig, configure: Any, driver: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also of the same step, of files of the same names."""
@@ -131,13 +134,28 @@ def test_a_manifest_of_another_run_does_not_fit(
     driver.train(other)
     for step in (4, 5):
         shutil.copy(checkpoint(other, step) / "manifest.json", checkpoint(run, step))
-        with pytest.raises(UserError, match=rf"step-0000000{step}/.*manifest"):
+        with pytest.raises(UserError, match=rf"step-0000000{step}/.*{OTHER}"):
             verify(checkpoint(run, step))
     capsys.readouterr()
     assert latest(run.run_folder / "checkpoints") == checkpoint(run, 3)
     first, second = capsys.readouterr().err.splitlines()
-    assert "step-00000005/" in first
-    assert "step-00000004/" in second
+    assert re.search(f"step-00000005/.*{OTHER}", first)
+    assert re.search(f"step-00000004/.*{OTHER}", second)
+
+
+def test_a_manifest_of_another_step_or_number_of_lanes_is_not_called_that(
+    run: RunConfig, configure: Any, driver: Any, tmp_path: Path
+) -> None:
+    """`--reset-state` changes lanes within a run."""
+    shutil.copy(checkpoint(run, 4) / "manifest.json", checkpoint(run, 5))
+    with pytest.raises(UserError, match=r"step-00000005: its manifest is of step 4$"):
+        verify(checkpoint(run, 5))
+    other = configure(tmp_path / "other", "rlt1", "data.lanes=4", "checkpoint.every=1")
+    driver.train(other)
+    shutil.copy(checkpoint(other, 5) / "manifest.json", checkpoint(run, 5))
+    with pytest.raises(UserError, match=r"step-00000005/.*manifest('s hash| says \d+)$"):
+        verify(checkpoint(run, 5))
+    assert latest(run.run_folder / "checkpoints") == checkpoint(run, 4)
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, remove_the_manifest])

@@ -75,8 +75,8 @@ def test_an_older_checkpoint_can_be_asked_about(command: Any, run: RunConfig) ->
 REFUSED = [
     (["train.seed=3"], "another run (train.seed: 0 -> 3)"),
     (["train.precision=float32"], "another run (train.precision: float64 -> float32)"),
-    (["model.ffn=32"], "decoder.0.ffn.down.weight is [16, 24] there and [16, 32] in the conf"),
-    (["model.encoder_layers=2"], "holds another model: only the model has encoder.1.attn"),
+    (["model.ffn=32"], "encoder.0.ffn.down.weight ([16, 24] there, [16, 32] in the model)"),
+    (["model.encoder_layers=2"], "holds another model; missing: encoder.1.attn"),
     (["data.lanes=4"], "data.lanes: 8 -> 4"),
 ]
 
@@ -121,7 +121,7 @@ def test_another_corpus_and_tokenizer_are_named(
     assert code == 1
     assert "another corpus" in said
     assert "another tokenizer" in said
-    assert "embed.weight is [257, 16] there and [16, 16]" in said
+    assert "embed.weight ([257, 16] there, [16, 16] in the model)" in said
 
 
 def test_a_reset_says_where_the_lanes_will_start(explain: Any) -> None:

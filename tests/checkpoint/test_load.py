@@ -51,5 +51,5 @@ def test_parameters_of_another_model_are_refused(
 ) -> None:
     other = configure(tmp_path / "other", kind, *filter(None, [change]))
     model = build_model(other.model, 257, torch.float64)
-    with pytest.raises(UserError, match=f"holds another model: .*{named}"):
+    with pytest.raises(UserError, match=f"holds another model; .*{named}"):
         load_parameters(find_checkpoint(run.run_folder), model)

@@ -167,18 +167,22 @@ def test_failures_in_a_row_are_counted_and_a_success_forgets_them(
             return only.failure
 
         assert "Not a directory" in str(save(1))
-        saver.check()
+        assert not saver.gave_up
         with pytest.raises(UserError, match="step 1 could not be saved"):
-            saver.check(at_end=True)
+            saver.check()
         folder.unlink()
         assert save(2) is None
-        saver.check(at_end=True)
+        saver.check()
         (folder / "step-00000002").rename(tmp_path / "step-00000002")
         folder.rmdir()
         folder.touch()
         assert save(3)
-        saver.check()
+        assert not saver.gave_up
         assert save(4)
+        assert saver.gave_up
+        folder.unlink()
+        saver.save(as_pieces(some_tensors()), facts(5))
+        assert saver.finished() == []
         with pytest.raises(UserError, match="step 4 could not be saved, like 1 before it") as ended:
             saver.check()
     assert ended.value.shared

@@ -1,8 +1,10 @@
 """`rlt-dist data stats` and `cat`, on the small corpus of one id a byte."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -108,6 +110,21 @@ def test_a_runs_lane_goes_on_where_its_checkpoint_stands(
     )
     assert code == 0
     assert out.split() == whole.split()[30:50]
+
+
+def test_a_lane_that_reset_state_made_is_shown_before_it_is_in_a_checkpoint(
+    command: Command, configure: Callable, driver: ModuleType, tmp_path: Path
+) -> None:
+    driver.train(configure(tmp_path, "rlt1", "train.steps=2"))
+    config = configure(tmp_path, "rlt1", "data.lanes=10", "train.steps=3")
+    watched = driver.train(config, reset_state=True)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000003")
+    for lane in (2, 9):
+        options = ("--run", tmp_path / "run", "--lane", lane, "--tokens", 10, "--ids")
+        code, out, said = command("data", "cat", *options)
+        assert code == 0
+        assert list(map(int, out.split())) == watched.at(3).tokens[lane].tolist()
+        assert "note: --reset-state: 8 lanes became 10; all start with empty state" in said
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from typing import Any
 import torch._dynamo
 import torch.utils.tensorboard
 
+from rlt_dist.checkpoint import saver
 from rlt_dist.cli.main import main as rlt_dist_main
 from rlt_dist.mesh import watch
 from rlt_dist.train import loop, session, step, watchdog
@@ -44,6 +45,7 @@ class Doings:
 
     def __init__(self, run: Run, rank: int, folder: Path) -> None:
         self._folder = folder
+        self._run_folder = Path(run["config"]).parent / "run"
         self._left = [event for event in run["events"] if event["rank"] == rank]
         (folder / f"pid-{rank}").write_text(str(os.getpid()))
         for moment, (owner, name) in MOMENTS.items():
@@ -84,6 +86,8 @@ class Doings:
             (self._folder / HANDLERS).write_text(json.dumps(found))
         elif do == "sleep":
             time.sleep(seconds)
+        elif do == "forbid saves":
+            (self._run_folder / "checkpoints").touch()
         elif do == "spin":
             while True:
                 pass
@@ -109,6 +113,7 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "step": (step, "_forward_backward"),
     "validating": (loop, "_validate"),
     "saving": (session.Session, "save"),
+    "saved": (saver, "Saved"),
     "over": (watchdog.Watchdog, "__exit__"),
 }
 
@@ -184,11 +189,9 @@ class Runs:
                 del self._at_work[pid]
                 self._ends[number, rank] = (os.waitstatus_to_exitcode(status), time.time())
                 continue
-            others = [at for at in self._at_work.values() if at[0] == number]
-            halted = len(others) == 1 and any(
-                e["do"] == "halt" for e in self._runs[number]["events"]
-            )
-            if halted or time.time() - began > LIMIT_SECONDS:
+            left = sum(at[0] == number for at in self._at_work.values())
+            halts = sum(event["do"] == "halt" for event in self._runs[number]["events"])
+            if left <= halts or time.time() - began > LIMIT_SECONDS:
                 os.kill(pid, signal.SIGKILL)
 
     def _result(self, number: int) -> dict[str, Any]:

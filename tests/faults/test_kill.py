@@ -16,15 +16,15 @@ def assert_whole(run_folder: Path, *steps: int) -> None:
     """As if nobody had ever been killed: nothing half-written, nothing half-removed."""
     assert not list(run_folder.rglob("*.partial"))
     found = checkpoints(run_folder / "checkpoints")
-    assert [path.name for path in found[-2:]] == [f"step-{step:08}" for step in steps]
+    assert [path.name for path in found] == [f"step-{step:08}" for step in steps]
     for path in found:
         verify(path)
 
 
-def moments(events: list[str], stride: int) -> list[int]:
+def moments(notes: list[str], stride: int) -> list[int]:
     """Moments of the third step's save, `stride` apart, and fewer before it; counted from 1."""
-    begin = next(n for n, event in enumerate(events, 1) if "step-00000003" in event)
-    return [*range(1, begin, 5 * stride), *range(begin, len(events) + 1, stride)]
+    begin = next(n for n, note in enumerate(notes, 1) if "step-00000003" in note)
+    return [*range(1, begin, 5 * stride), *range(begin, len(notes) + 1, stride)]
 
 
 @pytest.mark.parametrize(("model", "stride"), [("rlt1", 3), ("xl", 7)])
@@ -38,22 +38,22 @@ def test_killed_at_any_file_operation_the_run_ends_as_if_it_never_was(
     assert uninterrupted["status"] == 0, uninterrupted["told"]
     expected = metrics(config.run_folder)
     assert [record["step"] for record in expected] == [1, 2, 3]
-    written = [event for event in uninterrupted["events"] if event.startswith("saver: ")]
+    written = [note for note in uninterrupted["notes"] if note.startswith("saver: ")]
     for operation in ("open", "os.fsync", "os.mkdir", "os.rename"):
-        assert any(operation in event and ".partial" in event for event in written)
+        assert any(operation in note and ".partial" in note for note in written)
 
     folders, plan = [], []
-    for event in moments(uninterrupted["events"], stride):
-        folder = tmp_path / f"{event}"
+    for moment in moments(uninterrupted["notes"], stride):
+        folder = tmp_path / f"{moment}"
         configure(folder, model, *SAVING)
         folders.append(folder)
-        plan += [(folder, {"event": event}), (folder, None)]
+        plan += [(folder, {"nth": moment}), (folder, None)]
     results = starts(tmp_path, plan)
     lefts = [killed["left"] for killed in results[::2]]
     assert any(".step-00000003.partial" in left for left in lefts)
     assert any("step-00000003" in left for left in lefts)
     for folder, killed, resumed in zip(folders, results[::2], results[1::2], strict=True):
-        when = uninterrupted["events"][int(folder.name) - 1]
+        when = uninterrupted["notes"][int(folder.name) - 1]
         assert killed["status"] == KILLED, when
         assert resumed["status"] == 0, (when, resumed["told"])
         assert metrics(folder / "run") == expected, when
@@ -70,7 +70,7 @@ def test_killed_again_and_again_the_same_run_still_arrives(
     configure(whole, "rlt1", *steps)
     configure(broken, "rlt1", *steps)
     kills = [
-        {"seconds": chance.uniform(0.05, 0.5)} if n % 3 else {"event": chance.randint(5, 60)}
+        {"seconds": chance.uniform(0.05, 0.5)} if n % 3 else {"nth": chance.randint(5, 60)}
         for n in range(20)
     ]
     results = starts(tmp_path, [(whole, None), *[(broken, kill) for kill in kills], (broken, None)])

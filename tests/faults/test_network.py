@@ -307,8 +307,7 @@ def test_a_forked_child_goes_on_when_its_parent_dies_in_a_prefetch(
     code = """
 parent = os.getpid()
 shards[1].prefetch()
-while not (options.cache / f"{shards[1].entry.tar_sha256}.partial").exists():
-    time.sleep(0.01)
+sys.stdin.readline()
 if os.fork():
     os._exit(0)
 while os.getppid() == parent:
@@ -316,8 +315,9 @@ while os.getppid() == parent:
 shards[2].prefetch()
 print(read(shards[1]) + read(shards[2]))
 """
-    near = local.split("train").shards
-    assert output(start(server, options, code)) == hexadecimal(near[1]) + hexadecimal(near[2])
+    process, near = start(server, options, code), local.split("train").shards
+    assert server.stalled.acquire(timeout=50)  # Else the child would be the one to stall.
+    assert output(process) == hexadecimal(near[1]) + hexadecimal(near[2])
 
 
 def test_a_process_ends_without_waiting_for_its_prefetches(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlt_dist.jobs.local import run_ranks
+from rlt_dist.mesh.local import run_ranks
 from rlt_dist.util.errors import UserError
 
 PROGRAM = Path(__file__).parent / "stages.py"

@@ -1,20 +1,24 @@
-"""A real Slurm cluster on this machine: two nodes, everything on 127.0.0.1, without systemd."""
+"""A real Slurm cluster on this machine: four nodes of eight made-up GPUs, all on 127.0.0.1.
+
+Each node has process numbers of its own: to end its first process is to pull its plug.
+"""
 
 import os
 import secrets
 import shutil
-import signal
 import socket
+import stat
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 PATIENCE = 30  # seconds
-NODES = 2
+NODES, GPUS = 4, 8
 DAEMONS = {name: f"/usr/sbin/{name}" for name in ("munged", "slurmctld", "slurmd")}
 
 CONFIGURATION = """
@@ -44,15 +48,25 @@ SelectTypeParameters=CR_CPU_Memory
 SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
+SlurmdTimeout=10
+MessageTimeout=10
 KillWait=3
 CompleteWait=0
+JobRequeue=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+GresTypes=gpu
 DefMemPerCPU=256
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=5 State=UP
+PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=5 State=UP
+PartitionName=main Default=YES PriorityTier=1 GraceTime=8
+PartitionName=high PriorityTier=10 PreemptMode=OFF
 """
-NODE = (
-    "NodeName=n{number} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} "
-    "Sockets=1 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=64000 State=UNKNOWN\n"
-)
+HARDWARE = f"CoresPerSocket=16 Sockets=1 RealMemory=64000 Gres=gpu:h200:{GPUS}"
+NODE = f"NodeName=n{{number}} NodeHostname=localhost NodeAddr=127.0.0.1 Port={{port}} {HARDWARE}\n"
+# Taken to be up, since they are not asked: nothing can run there, but sbatch can be asked.
+DECLARED = f"NodeName=n[0-511] NodeAddr=127.0.0.1 Port=[1-512] {HARDWARE} State=IDLE\n"
+DEVICES = "AutoDetect=off\nName=gpu Type=h200 File={folder}/gpu[0-{last}]\n"
 
 
 def _why_not() -> str | None:
@@ -76,69 +90,30 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def _configure(folder: Path) -> Path:
+def _configure(folder: Path, described: str, controller_port: int) -> Path:
+    """Write Slurm's configuration into a new folder, and what it names there."""
+    # A socket's path is short, and munged wants no one else to write where its key lies.
+    folder.mkdir(mode=0o755)
     for name in ("state", *(f"spool/n{number}" for number in range(NODES))):
         (folder / name).mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
-    controller, *ports = _free_ports(1 + NODES)
-    text = CONFIGURATION.format(controller_port=controller, folder=folder)
-    text += "".join(NODE.format(number=number, port=port) for number, port in enumerate(ports))
+    (folder / "gres.conf").write_text(DEVICES.format(folder=folder, last=GPUS - 1))
+    for number in range(GPUS):
+        os.mknod(folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
     path = folder / "slurm.conf"
-    path.write_text(text)
+    written = CONFIGURATION.format(controller_port=controller_port, folder=folder)
+    path.write_text(written + described)
     return path
 
 
 @contextmanager
-def _daemon(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        yield
-    finally:
-        # unshare takes all that runs on its node with it.
-        process.send_signal(signal.SIGKILL if command[0] == "unshare" else signal.SIGTERM)
-        try:
-            process.wait(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=PATIENCE)
-
-
-def _wait_for_nodes(environment: dict[str, str], folder: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
-    command = ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"]
-    while True:
-        shown = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-        if len(set(shown.stdout.split())) == NODES:
-            return
-        if time.monotonic() > deadline:
-            logs = [path.read_text()[-2000:] for path in folder.glob("*.log")]
-            pytest.fail("the cluster does not come up:\n" + "\n".join(logs))
-        time.sleep(0.1)
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[dict[str, str]]:
-    """The environment in which sbatch, srun and squeue speak to a cluster of two nodes."""
-    if reason := _why_not():
-        pytest.skip(reason)
-    # A socket's path is short, and munged wants no one else to write where its key lies.
-    folder = Path("/tmp") / f"slurm-{os.getpid()}"
-    folder.mkdir(mode=0o755)
+def _controlled(folder: Path, described: str, port: int) -> Iterator[dict[str, str]]:
+    """A cluster without its nodes; the environment in which its commands work."""
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        environment = os.environ | {"SLURM_CONF": str(_configure(folder))}
+        environment = os.environ | {"SLURM_CONF": str(_configure(folder, described, port))}
         munged = [
             *(DAEMONS["munged"], "--foreground", f"--key-file={folder}/munge.key"),
             *(f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid"),
@@ -147,11 +122,118 @@ def cluster() -> Iterator[dict[str, str]]:
         stack.enter_context(_daemon(munged, folder / "munged.out.log", environment))
         controller = [DAEMONS["slurmctld"], "-D", "-c"]
         stack.enter_context(_daemon(controller, folder / "slurmctld.out.log", environment))
-        for number in range(NODES):
+        yield environment
+
+
+@contextmanager
+def _daemon(command: list[str], log: Path, environment: dict[str, str]) -> Iterator[None]:
+    process = _start(command, log, environment)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=PATIENCE)
+
+
+def _start(command: list[str], log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+@dataclass
+class Nodes:
+    """The nodes n0 to n3, which can lose their power and get it back."""
+
+    folder: Path
+    environment: dict[str, str]
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def kill(self, name: str) -> None:
+        """End a node and all that runs on it at once, without a word to Slurm."""
+        process = self.running.pop(name)
+        process.kill()  # unshare takes all that runs on its node with it
+        process.wait(timeout=PATIENCE)
+
+    def revive(self, *names: str) -> None:
+        """Switch nodes on, and wait until Slurm may use them."""
+        for name in names:
             # slurmd must not be its node's first process, which would have to reap the others.
-            node = ["bash", "-c", f"{DAEMONS['slurmd']} -D -N n{number} & wait"]
+            node = ["bash", "-c", f"{DAEMONS['slurmd']} -D -N {name} & wait"]
             alone = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--mount-proc"]
-            log = folder / f"n{number}.out.log"
-            stack.enter_context(_daemon([*alone, *node], log, environment))
-        _wait_for_nodes(environment, folder)
+            log = self.folder / f"{name}.out.log"
+            self.running[name] = _start([*alone, *node], log, self.environment)
+        deadline = time.monotonic() + PATIENCE
+        while not set(names) <= self._ready():
+            if time.monotonic() > deadline:
+                logs = [path.read_text()[-2000:] for path in self.folder.glob("*.log")]
+                pytest.fail(f"{names} do not come up:\n" + "\n".join(logs))
+            time.sleep(0.1)
+
+    def _ready(self) -> set[str]:
+        command = ["sinfo", "--noheader", "--Node", "--states=idle,mixed", "--format=%N %t"]
+        shown = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        # A star marks a node that does not answer.
+        return {line.split()[0] for line in shown.stdout.splitlines() if not line.endswith("*")}
+
+    def end(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Nodes]:
+    """The machines of the cluster."""
+    if reason := _why_not():
+        pytest.skip(reason)
+    controller, *ports = _free_ports(1 + NODES)
+    described = "".join(NODE.format(number=number, port=port) for number, port in enumerate(ports))
+    folder = Path("/tmp") / f"slurm-{os.getpid()}"
+    with _controlled(folder, described, controller) as environment:
+        nodes = Nodes(folder, environment)
+        try:
+            nodes.revive(*(f"n{number}" for number in range(NODES)))
+            yield nodes
+        finally:
+            nodes.end()
+
+
+@pytest.fixture(scope="session")
+def cluster(nodes: Nodes) -> dict[str, str]:
+    """The environment in which sbatch, srun and squeue speak to the cluster.
+
+    The partition `high` preempts jobs of `main`, which is the default: they get SIGUSR1 at once and
+    are requeued 8 seconds later.
+    """
+    return nodes.environment
+
+
+@pytest.fixture(scope="session")
+def wide_cluster() -> Iterator[dict[str, str]]:
+    """The same for 512 nodes that are only said to be there: sbatch --test-only can be asked."""
+    if reason := _why_not():
+        pytest.skip(reason)
+    (port,) = _free_ports(1)
+    with _controlled(Path("/tmp") / f"slurm-wide-{os.getpid()}", DECLARED, port) as environment:
+        deadline = time.monotonic() + PATIENCE
+        while subprocess.run(["scontrol", "ping"], env=environment, check=False).returncode != 0:
+            assert time.monotonic() < deadline, "the controller does not come up"
+            time.sleep(0.1)
         yield environment

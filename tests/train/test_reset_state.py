@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlt_dist.checkpoint.explain import _reset, seen
+from rlt_dist.checkpoint.explain import after_reset, seen
 from rlt_dist.checkpoint.load import load_whole
 from rlt_dist.checkpoint.manifest import read_manifest
 from rlt_dist.data.stream.lanes import Cursor
@@ -182,7 +182,7 @@ def test_no_lane_starts_an_epoch_that_another_had_begun(
     places: list[tuple[int, int, int]], lanes: int
 ) -> None:
     stored = torch.tensor([[[*place, 7]] for place in places])
-    found, _ = _reset(stored, lanes)
+    found, _ = after_reset(stored, lanes)
     if lanes == len(places):
         assert torch.equal(found, stored)
         return

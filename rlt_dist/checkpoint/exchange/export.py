@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rlt_dist.checkpoint.exchange.about import About
 from rlt_dist.checkpoint.exchange.card import Written, model_card
-from rlt_dist.checkpoint.exchange.names import aliases, check_names
+from rlt_dist.checkpoint.exchange.names import aliases, other_model
 from rlt_dist.checkpoint.exchange.source import ABOUT, CARD, INDEX, WEIGHTS
-from rlt_dist.checkpoint.load import load_tensors, stored_tensors
+from rlt_dist.checkpoint.load import load_tensors, model_shapes, stored_tensors
 from rlt_dist.checkpoint.run_folder import TOKENIZER
 from rlt_dist.checkpoint.saved_run import SavedRun
 from rlt_dist.parallel.plan.layout import parameter_shapes
@@ -83,14 +83,15 @@ def export_model(
 
 def _parameters(saved: SavedRun, dtype: torch.dtype | None) -> dict[str, _Parameter]:
     """What a checkpoint holds of the model of its run folder, in the model's order."""
-    stored = {
-        name.removeprefix(_MODEL): _Parameter(shape, dtype or own)
-        for name, (shape, own) in stored_tensors(saved.folder).items()
-        if name.startswith(_MODEL)
-    }
+    stored = stored_tensors(saved.folder)
     shapes = parameter_shapes(saved.config.model, saved.tokenizer.vocabulary)
-    check_names({name: each.shape for name, each in stored.items()}, shapes, str(saved.folder))
-    return {name: stored[name] for name in shapes}
+    trouble = other_model(model_shapes(stored), shapes)
+    if trouble is not None:
+        raise UserError(f"{saved.folder}: {trouble}")
+    return {
+        name: _Parameter(shape, dtype or stored[f"{_MODEL}{name}"][1])
+        for name, shape in shapes.items()
+    }
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

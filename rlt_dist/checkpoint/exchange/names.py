@@ -58,25 +58,27 @@ def select_parameters(
     shapes = parameter_shapes(config, vocabulary)
     second = aliases(config, shapes)
     found = {name: tensor.shape for name, tensor in tensors.items()}
-    check_names(found, shapes, where, also=second.keys() | _COMPUTED)
+    trouble = other_model(found, shapes, also=second.keys() | _COMPUTED)
+    if trouble is not None:
+        raise UserError(f"{where}: {trouble}")
     _refuse(where, "no floating-point numbers", _not_floating(tensors, shapes))
     _refuse(where, "not what the model ties them to", _not_tied(tensors, second))
     return {name: tensors[name] for name in shapes}
 
 
-def check_names(
+def other_model(
     found: Mapping[str, torch.Size],
     shapes: Mapping[str, torch.Size],
-    where: str,
     also: Set[str] = frozenset(),
-) -> None:
-    """Hold the shapes of what a file has to those of a model's parameters, name by name.
+) -> str | None:
+    """How what a file or a checkpoint has differs from a model's parameters; None: it does not.
 
     Args:
-        also: names that the file may have beside them.
+        found, shapes: whole shapes by name, of what is there and of the model.
+        also: names that may be there beside them.
 
-    Raises:
-        UserError: one line with what is missing, unexpected and misshapen.
+    Returns:
+        what is missing, unexpected and misshapen, in one line.
     """
     troubles = {
         "missing": [name for name in shapes if name not in found],
@@ -88,8 +90,7 @@ def check_names(
         ],
     }
     texts = [f"{what}: {_some(names)}" for what, names in troubles.items() if names]
-    if texts:
-        raise UserError(f"{where}: does not fit the model; {'; '.join(texts)}")
+    return f"holds another model; {'; '.join(texts)}" if texts else None
 
 
 def _not_floating(tensors: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from rlt_dist.data.corpus.transfer import (
     open_source,
 )
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.log import warn
 
 T = TypeVar("T")
 
@@ -138,10 +138,9 @@ class RemoteFolder:
             error = state.outcome and state.outcome.exception()
             assert error and state.next_action
             attempt, wait = state.attempt_number + 1, state.next_action.sleep
-            print(
-                f"rlt-dist: {address}: {describe(error)}; attempt {attempt} of "
-                f"{options.attempts} in {wait:.1f} s",
-                file=sys.stderr,
+            warn(
+                f"{address}: {describe(error)}; attempt {attempt} of {options.attempts} "
+                f"in {wait:.1f} s"
             )
 
         retrying = Retrying(

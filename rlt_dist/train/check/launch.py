@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from rlt_dist.jobs.local import run_ranks, shown_on_one_rank
+from rlt_dist.mesh.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.world import World, open_world
 from rlt_dist.util.errors import UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlt_dist.jobs.local import run_ranks
+from rlt_dist.mesh.local import run_ranks
 from rlt_dist.util.errors import UserError
 
 SHOW = """
@@ -62,7 +62,7 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
     output = tmp_path / "output"
     program = "import os, time; os.write(1, b'%d ' % os.getpid()); time.sleep(100)"
     call = f"run_ranks(3, ['-c', {program!r}], Path({str(output)!r}))"
-    source = f"from pathlib import Path\nfrom rlt_dist.jobs.local import run_ranks\n{call}"
+    source = f"from pathlib import Path\nfrom rlt_dist.mesh.local import run_ranks\n{call}"
     with subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE) as launcher:
         until = time.monotonic() + 60
         while not output.exists() or len(output.read_text().split()) < 3:

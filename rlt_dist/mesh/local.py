@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from rlt_dist.mesh.launched import SERVED
 from rlt_dist.mesh.watch import first_failure
-from rlt_dist.mesh.world import SERVED, TIMEOUT
+from rlt_dist.mesh.world import TIMEOUT
 from rlt_dist.util.errors import UserError
 
 _HERE = "127.0.0.1"

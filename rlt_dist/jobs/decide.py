@@ -1,0 +1,67 @@
+"""What becomes of a job whose ranks have ended: pure, from what is remembered of its starts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlt_dist.jobs.job import Start
+
+FINISHED, MISTAKE, FAILED, STOPPED = 0, 2, 1, 75
+"""Exit statuses of a job, those of `rlt-dist train`."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done.
+
+    Attributes:
+        again: the ranks are to be started once more.
+        status: the job's exit status, if not.
+        why: one line.
+    """
+
+    again: bool
+    status: int
+    why: str
+
+
+def decide(starts: Sequence[Start], attempts: int, *, wanted: bool) -> Decision:
+    """Whether a job's ranks are to be started, after these starts.
+
+    Args:
+        starts: oldest first.
+        attempts: starts in a row without a new checkpoint, after which the job is given up.
+        wanted: nobody has cancelled the job.
+    """
+    if not starts:
+        return Decision(True, STOPPED, "the first start")
+    last = starts[-1]
+    told = f"{last.how} at step {last.to_step}" + (f": {last.why}" if last.why else "")
+    if last.how == "finished":
+        return Decision(False, FINISHED, told)
+    if last.how in ("mistake", "guard"):
+        return Decision(False, MISTAKE, f"{told}; the same again would end in the same way")
+    if not wanted:
+        status = STOPPED if last.how == "stopped" else FAILED
+        return Decision(False, status, f"{told}; cancelled, so not started again")
+    if fruitless(starts) >= attempts:
+        many = f"{attempts} starts in a row" if attempts > 1 else "a start"
+        return Decision(False, FAILED, f"given up, since {many} made no new checkpoint; {told}")
+    return Decision(True, STOPPED, f"{told}; goes on from there")
+
+
+def fruitless(starts: Sequence[Start]) -> int:
+    """How many starts, counted from the last one back, were in vain.
+
+    In vain is a start that brought no new checkpoint. One that found a sick node is not, if no
+    start before had found that node: the next one does without it.
+    """
+    in_vain = 0
+    known: set[str] = set()
+    for start in starts:
+        found = set(start.sick) - known
+        known |= found
+        if start.to_step > start.from_step:
+            in_vain = 0
+        elif not found:
+            in_vain += 1
+    return in_vain
