@@ -21,6 +21,7 @@ from rlt_dist.checkpoint.manifest import (
     write_manifest,
 )
 from rlt_dist.checkpoint.pieces import Pieces, PiecesSaver
+from rlt_dist.config.run import CheckpointConfig
 from rlt_dist.mesh.collectives import everyones, on_leader
 from rlt_dist.mesh.world import World
 from rlt_dist.util.errors import UserError, disk_trouble
@@ -40,6 +41,11 @@ class Keep:
 
     newest: int
     every: int | None = None
+
+    @classmethod
+    def of(cls, config: CheckpointConfig) -> "Keep":
+        """What a run's configuration says."""
+        return cls(config.keep, config.keep_every)
 
     def passes_over(self, step: int) -> bool:
         """Whether a checkpoint that is not among the newest may go."""

@@ -84,7 +84,7 @@ class Saver:
         """
         self._folder, self._config = folder, config
         self._world = world.beside("saving")
-        self._keep = Keep(config.keep, config.keep_every)
+        self._keep = Keep.of(config)
         self._copy = HostCopy()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._running: Future[Saved] | None = None

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlt_dist.jobs.job import Start
-
-FINISHED, MISTAKE, FAILED, STOPPED = 0, 2, 1, 75
-"""Exit statuses of a job, those of `rlt-dist train`."""
+from rlt_dist.util.ending import STATUS, How
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,24 @@ def decide(starts: Sequence[Start], attempts: int, *, wanted: bool) -> Decision:
         wanted: nobody has cancelled the job.
     """
     if not starts:
-        return Decision(True, STOPPED, "the first start")
+        return Decision(True, STATUS["stopped"], "the first start")
     last = starts[-1]
     told = f"{last.how} at step {last.to_step}" + (f": {last.why}" if last.why else "")
     if last.how == "finished":
-        return Decision(False, FINISHED, told)
+        return _over("finished", told)
     if last.how in ("mistake", "guard"):
-        return Decision(False, MISTAKE, f"{told}; the same again would end in the same way")
+        return _over("mistake", f"{told}; the same again would end in the same way")
     if not wanted:
-        status = STOPPED if last.how == "stopped" else FAILED
-        return Decision(False, status, f"{told}; cancelled, so not started again")
+        how: How = "stopped" if last.how == "stopped" else "failed"
+        return _over(how, f"{told}; cancelled, so not started again")
     if fruitless(starts) >= attempts:
         many = f"{attempts} starts in a row" if attempts > 1 else "a start"
-        return Decision(False, FAILED, f"given up, since {many} made no new checkpoint; {told}")
-    return Decision(True, STOPPED, f"{told}; goes on from there")
+        return _over("failed", f"given up, since {many} made no new checkpoint; {told}")
+    return Decision(True, STATUS["stopped"], f"{told}; goes on from there")
+
+
+def _over(how: How, why: str) -> Decision:
+    return Decision(False, STATUS[how], why)
 
 
 def fruitless(starts: Sequence[Start]) -> int:

@@ -14,23 +14,24 @@ RUN/jobs/0001/        the run's first submission
   tasks/              of an array's first job: by task, a link to the task's job folder
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from rlt_dist.checkpoint.run_folder import JOBS
 from rlt_dist.config.load import Strict
+from rlt_dist.util import ending
 from rlt_dist.util.files import write_atomic
+from rlt_dist.util.records import read_records
 
 JOB, CONFIG, CODE, REVISION = "job.json", "config.yaml", "code", "revision.txt"
 SCRIPT, SUBMITTED, STARTS, OUTPUT = "job.sbatch", "submitted.json", "starts.jsonl", "output.log"
 RUNNING, CANCELLED = "running.json", "cancelled.json"
 
 Record = TypeVar("Record", bound=Strict)
-How = Literal["finished", "stopped", "guard", "mistake", "failed", "sick"]
+How = ending.How | Literal["sick"]
 """How a start ended; sick: a node was not fit, and no rank was started."""
 
 
@@ -99,8 +100,6 @@ class Start(Begun):
     """Of the newest whole checkpoint after."""
     sick: tuple[str, ...] = ()
     """Nodes that failed their check."""
-    save_seconds: NonNegativeFloat | None = None
-    """What its slowest checkpoint took."""
 
 
 def job_folders(run_folder: Path) -> list[Path]:
@@ -127,6 +126,4 @@ def add_start(folder: Path, start: Start) -> None:
 
 def starts(folder: Path) -> Iterator[Start]:
     """What has been started, oldest first."""
-    path = folder / STARTS
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        yield Start(**json.loads(line))
+    return (Start(**record) for record in read_records(folder / STARTS))

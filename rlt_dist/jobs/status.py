@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlt_dist.checkpoint.manifest import MANIFEST, checkpoints, step_of
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS, CONFIG, ENDED, METRICS, is_run_folder
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, CONFIG, METRICS, is_run_folder
 from rlt_dist.config.load import read_yaml
 from rlt_dist.jobs import slurm
 from rlt_dist.jobs.batch import LOCAL
@@ -26,8 +26,10 @@ from rlt_dist.jobs.job import (
     starts,
     write_record,
 )
+from rlt_dist.util.ending import ENDED, last_ended
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import holder
+from rlt_dist.util.log import file_of
 
 _FINAL = ("finished", "guard", "mistake")
 """No job that ended so is started again."""
@@ -111,7 +113,7 @@ def cancel(run_folder: Path) -> Status:
         raise UserError(f"{run_folder}: nothing to cancel, it is {status.state}")
     if job is None or job_id is None or job_id == LOCAL:
         raise UserError(f"{run_folder}: {status.why}; stop it there with Ctrl-C")
-    # Before the job ends, which decides by it whether to be started again.
+    # `status` tells by it how the job ended, also once Slurm has forgotten it.
     write_record(job / CANCELLED, Cancelled(when=time.time()))
     slurm.cancel(job_id)
     return status
@@ -122,7 +124,7 @@ def log_of(run_folder: Path, rank: int | None) -> Path:
     job = _newest_job(run_folder)
     if rank is None and job is not None and _job_id(job) != LOCAL:
         return job / OUTPUT
-    return run_folder / "logs" / f"rank-{rank or 0:05}.log"
+    return file_of(run_folder, rank or 0)
 
 
 def _asked(job_ids: list[str]) -> tuple[dict[str, slurm.Queued], str | None]:
@@ -211,10 +213,9 @@ def _ending(run_folder: Path, job: Path | None) -> tuple[str, str | None]:
         # How a run ended before it was submitted again says nothing of the job.
         since = (job / JOB).stat().st_mtime
         endings += [(start.ended, start.how, start.why) for start in starts(job)]
-    ended = run_folder / ENDED
-    if ended.is_file() and ended.stat().st_mtime >= since:
-        said = json.loads(ended.read_bytes())
-        endings.append((ended.stat().st_mtime, said["how"], said.get("why")))
+    ended = last_ended(run_folder)
+    if ended is not None and (when := (run_folder / ENDED).stat().st_mtime) >= since:
+        endings.append((when, ended.how, ended.why))
     if endings:
         return max(endings, key=lambda ending: ending[0])[1:]
     return "lost" if job is not None or (run_folder / METRICS).is_file() else "new", None

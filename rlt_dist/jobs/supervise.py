@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlt_dist.checkpoint.manifest import checkpoints, read_manifest, step_of
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS, METRICS
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.jobs.batch import Batch, batch_of
-from rlt_dist.jobs.decide import MISTAKE, decide
+from rlt_dist.jobs.decide import decide
 from rlt_dist.jobs.health import LIMIT, judge, parse_reports
 from rlt_dist.jobs.job import (
     CONFIG,
@@ -39,9 +39,9 @@ from rlt_dist.jobs.job import (
 )
 from rlt_dist.jobs.nodes import Layout, lay_out
 from rlt_dist.jobs.ranks import run_ranks_with
+from rlt_dist.util.ending import STATUS
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.log import show_error
-from rlt_dist.util.records import read_records
 from rlt_dist.util.signals import Signals, heard
 
 
@@ -152,7 +152,6 @@ def _remember(folder: Path, job: Job, begun: Begun, outcome: _Outcome) -> Start:
         why=outcome.why,
         to_step=_newest_step(job.run_folder),
         sick=outcome.sick,
-        save_seconds=_slowest_save(job.run_folder, begun.from_step),
     )
     add_start(folder, start)
     (folder / RUNNING).unlink()
@@ -182,13 +181,6 @@ def _newest_step(run_folder: Path) -> int:
     return 0
 
 
-def _slowest_save(run_folder: Path, after: int) -> float | None:
-    """Seconds of the slowest save of steps after this one."""
-    records = read_records(run_folder / METRICS)
-    saves = [record["checkpoint"] for record in records if "checkpoint" in record]
-    return max((save["seconds"] for save in saves if save["step"] > after), default=None)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Supervise the job of the folder that the arguments name."""
     folder = Path(arguments[0]).absolute()
@@ -199,7 +191,7 @@ def main(arguments: Sequence[str]) -> int:
             return supervise(folder, batch_of(folder, asked), asked)
         except UserError as error:
             show_error(str(error))
-            return MISTAKE
+            return STATUS["mistake"]
 
 
 if __name__ == "__main__":

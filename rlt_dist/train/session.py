@@ -150,7 +150,7 @@ def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) ->
         session.notes += [f"changed since the last start: {change}" for change in changes]
         if start is not None:
             # A kill between a commit and this would leave them, at a run's end for ever.
-            keep = Keep(config.checkpoint.keep, config.checkpoint.keep_every)
+            keep = Keep.of(config.checkpoint)
             on_leader(world, lambda: remove_old(start.folder, keep))
             _resume(session, start)
         world.watch.recorder.step = session.step

@@ -70,11 +70,17 @@ class Recorder:
 
 def read_ended(folder: Path, start: str | None) -> Ended | None:
     """How a start of a run ended; None: it is at work, ended without a word, or was another."""
+    ended = last_ended(folder)
+    return ended if ended is not None and ended.start in (start, None) else None
+
+
+def last_ended(folder: Path) -> Ended | None:
+    """How the last start of a run ended, whichever it was; None: there is no record of it."""
     try:
         ended = Ended(**json.loads((folder / ENDED).read_text()))
     except (OSError, ValueError, TypeError):
         return None
-    return ended if ended.how in get_args(How) and ended.start in (start, None) else None
+    return ended if ended.how in get_args(How) else None
 
 
 def may_be_over(environment: Mapping[str, str]) -> bool:

@@ -37,17 +37,17 @@ class _Screen(logging.Handler):
 class _File(logging.Handler):
     """A rank's file. Lines are few: it is opened for each, and a disk may be full meanwhile."""
 
-    def __init__(self, who: str, name: str) -> None:
+    def __init__(self, rank: int, who: str) -> None:
         super().__init__()
-        self._who, self._name = who, name
-        self._folder: Path | None = None
+        self._rank, self._who = rank, who
+        self._path: Path | None = None
         self._early: list[str] = []
 
-    def keep_in(self, folder: Path) -> None:
+    def keep_in(self, run_folder: Path) -> None:
         """From now on; what was said before comes first."""
-        self._folder = folder
+        self._path = file_of(run_folder, self._rank)
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write("".join(self._early))
         self._early.clear()
 
@@ -58,10 +58,10 @@ class _File(logging.Handler):
         self._write("".join(f"{start}{line}\n" for line in text.splitlines()))
 
     def _write(self, lines: str) -> None:
-        if self._folder is None:
+        if self._path is None:
             self._early.append(lines)
             return
-        with suppress(OSError), (self._folder / self._name).open("a") as file:
+        with suppress(OSError), self._path.open("a") as file:
             file.write(lines)
 
 
@@ -69,6 +69,11 @@ _LOG.propagate = False
 _LOG.setLevel(logging.INFO)
 _SCREEN = _Screen(logging.WARNING)
 _LOG.addHandler(_SCREEN)
+
+
+def file_of(run_folder: Path, rank: int) -> Path:
+    """What a rank says is kept there."""
+    return run_folder / LOGS / f"rank-{rank:05}.log"
 
 
 def be_rank(rank: int, size: int, where: str) -> None:
@@ -79,7 +84,7 @@ def be_rank(rank: int, size: int, where: str) -> None:
     """
     for handler in _files():
         _LOG.removeHandler(handler)
-    _LOG.addHandler(_File(f"rank {rank} {where}", f"rank-{rank:05d}.log"))
+    _LOG.addHandler(_File(rank, f"rank {rank} {where}"))
     note(f"rank {rank} of {size}, process {os.getpid()}")
     _SCREEN.who = f"rank {rank} ({where}): " if size > 1 else ""
 
@@ -87,7 +92,7 @@ def be_rank(rank: int, size: int, where: str) -> None:
 def keep_in(run_folder: Path) -> None:
     """Keep what this process says in its file in a run's folder."""
     for handler in _files():
-        handler.keep_in(run_folder / LOGS)
+        handler.keep_in(run_folder)
 
 
 def note(text: str) -> None:

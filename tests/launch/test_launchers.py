@@ -134,7 +134,7 @@ def test_a_rank_that_goes_wrong_ends_the_job_soon_and_is_named_last(
     assert ended - (tmp_path / "fault").stat().st_mtime < SECONDS
     assert re.fullmatch(said, ending.why)
     assert lines[-1] == f"rlt-dist: error: {ending.why}"
-    assert processes_with(str(FAULTY)) == []
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_an_error_is_in_its_ranks_file_with_its_trace(
