@@ -11,7 +11,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Python 3.11 or newer is needed; make setup PYTHON=..."'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,megatron,mpi]'
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev,megatron,mpi,triton]'
 	touch $(READY)
 
 run: $(READY)

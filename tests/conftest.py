@@ -38,11 +38,20 @@ hypothesis.settings.load_profile("untimed")
 # Two workers on two cores: threads that wait for each other would take most of the time.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# Shells start what runs in the background deaf to Ctrl-C, and processes hand that on.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# Triton's interpreter runs kernels on a CPU: chosen at its import, so before any file of tests.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 # torch's checkpoints log a hundred lines a second, all of which pytest would keep.
 logging.getLogger("c10d-NullHandler-dcp_logger").disabled = True
 
+USAGE = ("tokens_per_second", "tokens_per_second_per_device", "mfu")
+USAGE += ("waiting", "sent", "bubble", "peak_memory")
+
 Once = Callable[[str, Callable[[Path], object]], Path]
 Configure = Callable[..., RunConfig]
+MakeStudy = Callable[..., Path]
 
 MODELS: dict[str, dict[str, Any]] = {
     "rlt1": {
@@ -83,7 +92,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "dropout": 0.1,
         "dropatt": 0.1,
     },
+    "gru": {"kind": "gru", "d_model": 16, "layers": 2},
 }
+MODELS["token"] = MODELS["rlt1"] | {"feedback_from": "token"}
+MODELS["transformer"] = MODELS["rlt1"] | {"decoder_layers": 0, "feedback": 0}
 
 WORDS = [
     *("the", "state", "of", "a", "lane", "is", "carried", "on", "over", "its", "segment"),
@@ -195,6 +207,30 @@ def configure(small_corpus: Path) -> Configure:
     return make
 
 
+@pytest.fixture(scope="session")
+def make_study(configure: Configure) -> MakeStudy:
+    """`make_study(folder, ...)`: the file of a study of 6 steps over 1 and 2 nodes in `folder`.
+
+    Its own keys can be given; its runs are `configure`'s, with these overrides.
+    """
+
+    def make(folder: Path, *overrides: str, **keys: Any) -> Path:
+        configure(folder, "rlt1", *overrides)
+        content = {
+            "title": "A small study",
+            "config": "run.yaml",
+            "cluster": str(REPOSITORY / "configs" / "clusters" / "local.yaml"),
+            "nodes": [1, 2],
+            "steps": 6,
+            "warmup": 2,
+        }
+        file = folder / "study.yaml"
+        file.write_text(write_yaml(content | keys))
+        return file
+
+    return make
+
+
 def _load(path: Path) -> ModuleType:
     name = f"helper_{path.stem}"
     if name not in sys.modules:
@@ -228,15 +264,15 @@ def _steps(run_folder: Path) -> list[dict[str, Any]]:
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     for record in records:
-        for measured_by_clock in ("seconds", "tokens_per_second"):
-            del record[measured_by_clock]
-        record.pop("checkpoint", None)  # which step sees the end of a save is the clock's, too
+        # Which step sees the end of a save is the clock's, too.
+        for of_the_machine in ("seconds", "checkpoint", *USAGE):
+            record.pop(of_the_machine, None)
     return records
 
 
 @pytest.fixture(scope="session")
 def metrics() -> Callable[[Path], list[dict[str, Any]]]:
-    """`metrics(run_folder)`: the run's records, all that a clock measured left out."""
+    """`metrics(run_folder)`: the run's records, all that depends on the machine left out."""
     return _steps
 
 

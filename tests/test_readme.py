@@ -92,6 +92,7 @@ def test_the_pages_show_commands() -> None:
     assert sum(len(shown_commands(page)) for page in PAGES) > 12
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_works_as_shown_one_after_the_other(clone: Path, page: str) -> None:
     for command in shown_commands(page):

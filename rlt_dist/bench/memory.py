@@ -2,15 +2,14 @@
 
 import ctypes
 import gc
-import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context
-from pathlib import Path
 
 import torch
 
 from rlt_dist.bench.timing import Step
+from rlt_dist.util.memory import forget_peak, peak_resident
 
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 64 << 10
 """mallopt(3): blocks from this size on are mapped alone, so that freeing one gives it back."""
@@ -50,17 +49,9 @@ def _measure(build: Callable[[], Step], threads: int, segments: int) -> int | No
     gc.collect()
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): VmHWM becomes VmRSS
-    except OSError:
+    if not forget_peak():
         return None
-    inputs = _peak()
+    inputs = peak_resident()
     for _ in range(segments):
         step()
-    return _peak() - inputs
-
-
-def _peak() -> int:
-    """VmHWM in bytes."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(found[1]) * 1024 if found else 0
+    return peak_resident() - inputs

@@ -21,7 +21,7 @@ from rlt_dist.bench.floor import Floor
 from rlt_dist.bench.steps import TrainingStep, model_of
 from rlt_dist.bench.timing import Step
 from rlt_dist.config.model import RltConfig
-from rlt_dist.ops.recurrence.dispatch import Recurrence
+from rlt_dist.ops.recurrence.dispatch import Kind, Recurrence
 from rlt_dist.ops.recurrence.problem import (
     FeedbackInputs,
     LayerMasks,
@@ -38,11 +38,17 @@ VOCABULARY = 256
 
 @dataclass(frozen=True)
 class RecurrenceShape:
-    """A model and the segment it is trained on: lanes B, tokens T."""
+    """A model and the segment it is trained on: lanes B, tokens T, behind as many or `past`."""
 
     config: RltConfig
     lanes: int
     tokens: int
+    past: int | None = None
+
+    @property
+    def before(self) -> int:
+        """Tokens of the document before the segment, all of them in the memory."""
+        return self.tokens if self.past is None else self.past
 
 
 def _shape(d: int, lanes: int, tokens: int) -> RecurrenceShape:
@@ -66,8 +72,8 @@ def whole_step(recurrence: Recurrence, feedback: int, shape: RecurrenceShape) ->
 
 def core_step(recurrence: Recurrence, shape: RecurrenceShape) -> Step:
     """Forward and backward of the decoder layers and the feedback alone, all gradients formed."""
-    recurrence.prepare("cpu")
-    plan, operands = _plan(shape), _operands(shape)
+    recurrence.prepare(Kind("cpu"))
+    plan, operands = plan_of(shape), operands_of(shape)
     tensors = [tensor.requires_grad_() for tensor in operands.flat()]
 
     def step() -> None:
@@ -82,10 +88,10 @@ def floor_step(shape: RecurrenceShape) -> Step:
     return Floor(shape.config, VOCABULARY, shape.lanes, shape.tokens)
 
 
-def _plan(shape: RecurrenceShape) -> Plan:
-    """The second segment of a document that began at the first one's start."""
+def plan_of(shape: RecurrenceShape) -> Plan:
+    """A segment inside a document, which began `shape.before` tokens before."""
     config, (lanes, tokens) = shape.config, (shape.lanes, shape.tokens)
-    position = torch.arange(tokens, 2 * tokens)[:, None].repeat(1, lanes)
+    position = torch.arange(shape.before, shape.before + tokens)[:, None].repeat(1, lanes)
     tables = rotary_tables(position, config.head_width, config.rotary_base, torch.float32)
     layers = config.decoder_layers
     return Plan(
@@ -96,7 +102,7 @@ def _plan(shape: RecurrenceShape) -> Plan:
         cos=tables[0],
         sin=tables[1],
         feedback=config.feedback,
-        past=tokens,
+        past=shape.before,
         carried=config.window - 1,
         reach=config.memory_len,
         groups=[config.memory_group(j) for j in range(layers)],
@@ -105,10 +111,11 @@ def _plan(shape: RecurrenceShape) -> Plan:
     )
 
 
-def _operands(shape: RecurrenceShape) -> Operands:
+def operands_of(shape: RecurrenceShape) -> Operands:
+    """Made-up values of all that has a gradient."""
     config, (lanes, tokens, d) = shape.config, (shape.lanes, shape.tokens, shape.config.d_model)
     kv, width, queries = config.key_value_heads, config.head_width, config.heads * config.head_width
-    memory = (lanes, kv, 2 * tokens, width)
+    memory = (lanes, kv, shape.before + tokens, width)
 
     def weight(outputs: int, inputs: int) -> torch.Tensor:
         return torch.randn(outputs, inputs) * inputs**-0.5

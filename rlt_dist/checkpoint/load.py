@@ -1,9 +1,10 @@
 """Reading a checkpoint on any number of processes."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,9 +22,17 @@ from rlt_dist.parallel.engine.engine import Engine
 from rlt_dist.parallel.local import LocalModel
 from rlt_dist.util.errors import UserError
 
+Part = Literal["model", "optimizer", "state", "cursors"]
+
+ALL: tuple[Part, ...] = ("model", "optimizer", "state", "cursors")
+
 
 def load_contents(
-    folder: Path, start: Contents, local: LocalModel, mesh: Mesh, *, carried: bool = True
+    folder: Path,
+    start: Contents,
+    local: LocalModel,
+    mesh: Mesh,
+    parts: Sequence[Part] = ALL,
 ) -> Contents:
     """A checkpoint's numbers of what this process has.
 
@@ -31,7 +40,7 @@ def load_contents(
         folder: of which `explain.decide` has said that it can be gone on from.
         start: the same of a run that has done no step, which stays as it is; the state that the
             checkpoint left out is taken from it.
-        carried: take over state and cursors; else they are those of `start`.
+        parts: which are taken over; the others are those of `start`.
     """
     stored = stored_tensors(folder)
     found = Contents(
@@ -42,14 +51,14 @@ def load_contents(
                 stored[f"state.{name}"][0], tensor, local.plan.state_cut(name), mesh
             )
             for name, tensor in start.state.items()
-            if f"state.{name}" in stored
+            if f"state.{name}" in stored and "state" in parts
         },
         torch.empty_like(start.cursors),
     )
     wanted = {
         name: of
         for name, of in found.pieces(local, mesh).items()
-        if carried or name.startswith(("model.", "optimizer."))
+        if name.partition(".")[0] in parts
     }
     dcp.load(
         wanted,
@@ -57,9 +66,8 @@ def load_contents(
         planner=PiecesLoader(),
         process_group=mesh.world.group,
     )
-    if not carried:
-        return replace(found, state=start.state, cursors=start.cursors)
-    return replace(found, state=start.state | found.state)
+    taken = {part: getattr(found, part) for part in parts}
+    return replace(start, **taken | {"state": start.state | found.state})
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from pathlib import Path
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
-from rlt_dist.util.ending import ENDED
+from rlt_dist.util.ending import ASKED, ENDED
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 from rlt_dist.util.lock import LOCK
@@ -28,7 +28,7 @@ CONFIG, TOKENIZER, METRICS = "config.yaml", "tokenizer.json", "metrics.jsonl"
 CHECKPOINTS, TENSORBOARD, EVALUATIONS = "checkpoints", "tensorboard", "evaluations.jsonl"
 STACKS, JOBS = "stacks", "jobs"
 
-_BEFORE = {LOCK, LOGS, ENDED, JOBS}
+_BEFORE = {LOCK, LOGS, ENDED, ASKED, JOBS}
 """What may be there before the run is."""
 
 _MARK = "# Written by `rlt-dist train`: the configuration of the run in this folder, resolved.\n"

@@ -24,7 +24,7 @@ from rlt_dist.checkpoint.pieces import Pieces, PiecesSaver
 from rlt_dist.config.run import CheckpointConfig
 from rlt_dist.mesh.collectives import everyones, on_leader
 from rlt_dist.mesh.world import World
-from rlt_dist.util.errors import UserError, disk_trouble
+from rlt_dist.util.errors import Trouble, UserError, disk_trouble
 from rlt_dist.util.files import commit_folder, remove_folder
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def _write(partial: Path, contents: Mapping[str, Pieces], world: World) -> int:
         for rank, (failure, _) in sorted(error.failures.items()):
             reason = _why_unwritten(failure)
             if reason is not None:
-                raise UserError(f"rank {rank} cannot write {partial}: {reason}") from None
+                raise Trouble(f"rank {rank} cannot write {partial}: {reason}") from None
         raise
     return sum(
         entry.size.numel() * entry.properties.dtype.itemsize
@@ -180,4 +180,4 @@ def _disk(action: Callable[[], T]) -> T:
     try:
         return action()
     except OSError as error:
-        raise UserError(disk_trouble(error) or f"{error.filename}: {error.strerror}") from error
+        raise Trouble(disk_trouble(error) or f"{error.filename}: {error.strerror}") from error

@@ -19,7 +19,7 @@ from rlt_dist.checkpoint.pieces import Pieces
 from rlt_dist.checkpoint.save import Keep, save_checkpoint
 from rlt_dist.config.run import CheckpointConfig
 from rlt_dist.mesh.world import World
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble, UserError
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Saver:
         if not failures:
             return
         times = "" if len(failures) == 1 else f", like {len(failures) - 1} before it"
-        error = UserError(
+        error = Trouble(
             f"step {failures[-1].step} could not be saved{times} ({failures[-1].failure}); once "
             "there is room, the same command goes on from the checkpoint before"
         )

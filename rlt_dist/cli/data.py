@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -55,6 +55,12 @@ def prepare(
         list[str] | None,
         typer.Option(help="Files or folders below a folder to leave out; repeat for more."),
     ] = None,
+    layout: Annotated[
+        Literal["text", "chat"],
+        typer.Option(
+            "--format", help="What a JSON line holds: a text, or a conversation for fine-tuning."
+        ),
+    ] = "text",
     text_field: Annotated[
         str, typer.Option(help="The field or column with the text, in JSON lines and Parquet.")
     ] = "text",
@@ -95,8 +101,17 @@ def prepare(
     documents are left out and counted. The result is the same whatever the number of workers.
     Interrupted at any moment and started again, it goes on.
 
-    Example: `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
+    With `--format chat` a JSON line is `{"messages": [{"role": "user", "content": "..."}, ...]}`,
+    roles being system, user and assistant. All of it is read, and only what the assistant says is
+    learned. Give the tokenizer of the model, and start its run with `initial=RUN`.
+
+    Examples:
+
+    `rlt-dist data prepare --input books/ --pattern '*.txt' --output corpora/books
     --tokenizer tokenizer/bpe.yaml`
+
+    `rlt-dist data prepare --input talks.jsonl --format chat --output corpora/talks
+    --tokenizer runs/rlt/tokenizer.json`
     """
     from rlt_dist.data.prepare.inputs import InputOptions
     from rlt_dist.data.prepare.prepare import prepare_corpus
@@ -114,6 +129,7 @@ def prepare(
                 return
             crew = nullcontext(ranks)
         options = InputOptions(
+            format=layout,
             pattern=pattern,
             exclude=tuple(exclude or ()),
             text_field=text_field,

@@ -98,6 +98,8 @@ def _documents(
     split: "SplitIndex", first: int, count: int, names: "Sources | None"
 ) -> "Iterator[np.ndarray]":
     """Documents `first` to `first + count` of a split, in the shards' order."""
+    from rlt_dist.data.corpus.shard import tokens_and_labels
+
     if first >= split.documents:
         raise UserError(
             f"split {split.name!r} has {split.documents} documents; the last is "
@@ -108,10 +110,10 @@ def _documents(
         last = min(first + count, size)
         if first < last:
             told = [] if names is None else map(names.name, shard.ordinals(first, last))
-            for tokens, name in zip_longest(shard.read(first, last), told):
+            for found, name in zip_longest(shard.read(first, last), told):
                 if name is not None:
                     print(name, file=sys.stderr, flush=True)
-                yield tokens
+                yield tokens_and_labels(found)[0]
             count -= last - first
         first = max(0, first - size)
 

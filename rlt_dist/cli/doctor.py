@@ -5,10 +5,19 @@ import os
 import platform
 import re
 import shutil
+from typing import TYPE_CHECKING
 
 import typer
 
-_OPTIONAL = ("megatron-core", "deepspeed", "triton", "mpi4py")
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_OPTIONAL = {
+    "megatron-core": "optional: mesh.tensor above 1",
+    "deepspeed": "optional: optimizer.engine: deepspeed",
+    "triton": "optional: kernels for a GPU",
+    "mpi4py": "optional: data prepare over several machines",
+}
 
 
 def doctor() -> None:
@@ -30,14 +39,53 @@ def doctor() -> None:
     missing = [name for name in needed if _version(name) is None]
     for name in needed:
         table.add_row(name, _version(name) or "missing", "" if _version(name) else "needed")
-    for name in _OPTIONAL:
-        table.add_row(name, _version(name) or "-", "optional; nothing uses it yet")
+    for name, meaning in _OPTIONAL.items():
+        table.add_row(name, _version(name) or "-", meaning)
     slurm = shutil.which("sbatch")
     table.add_row("sbatch", "yes" if slurm else "-", "" if slurm else "no Slurm jobs from here")
     Console().print(table)
+    if _version("torch") is not None:
+        Console().print(_operations())
     if missing:
         typer.echo(f"needed and missing: {', '.join(missing)}; run `make setup`")
         raise typer.Exit(1)
+
+
+def _operations() -> "Table":
+    """Which implementation of each operation is used here by a configuration that says auto."""
+    import torch
+    from rich.markup import escape
+    from rich.table import Table
+
+    from rlt_dist.ops.choice import VARIABLE, asked, triton_trouble
+
+    wish, device = asked(), "cuda" if torch.cuda.is_available() else "cpu"
+    trouble, wished = triton_trouble(device, torch.bfloat16), f"{VARIABLE} asks for it"
+    if wish == "triton":
+        loop = others = ("-", trouble) if trouble else ("triton", wished)
+    elif wish is not None:
+        loop, others = (wish, wished), ("torch", wished)
+    elif device == "cpu":
+        loop, others = _loop_on_cpu(), ("torch", "no GPU here")
+    elif trouble is not None:
+        loop, others = ("python", trouble), ("torch", trouble)
+    else:
+        loop = others = ("triton", "a GPU is here; torch in float32: the kernels are for bfloat16")
+    table = Table("operation", "computed by", "why")
+    table.add_row("recurrence", *map(escape, loop))
+    for name in ("attention", "relative attention", "cross entropy"):
+        table.add_row(name, *map(escape, others))
+    return table
+
+
+def _loop_on_cpu() -> tuple[str, str]:
+    from rlt_dist.ops.recurrence.native.build import compiler
+    from rlt_dist.util.errors import UserError
+
+    try:
+        return "native", f"no GPU here; {compiler()[0]} compiles it at first use"
+    except UserError as error:
+        return "python", str(error)
 
 
 def _needed() -> list[str]:

@@ -60,7 +60,7 @@ def evaluate(
     from rlt_dist.checkpoint.run_folder import EVALUATIONS
     from rlt_dist.inference.held_out import HeldOut, evaluate_split
     from rlt_dist.inference.load import load_trained
-    from rlt_dist.util.records import to_json
+    from rlt_dist.util.records import append_record, to_json
 
     wished = {"memory_len": memory_len, "clamp_len": clamp_len, "same_length": same_length}
     choices = {key: value for key, value in wished.items() if value is not None}
@@ -81,8 +81,8 @@ def evaluate(
         print("\n".join(lines))
     else:
         _show(records)
-    with (trained.run_folder / EVALUATIONS).open("a") as file:
-        file.writelines(f"{line}\n" for line in lines)
+    for line in lines:
+        append_record(trained.run_folder / EVALUATIONS, line)
 
 
 def _only_corpus(data: "DataConfig") -> str:

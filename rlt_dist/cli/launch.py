@@ -58,12 +58,9 @@ def by_torchrun(
 
     if (nodes > 1) is not (meeting is not None):
         raise UserError("--nodes and --meeting belong together: give both, or neither")
-    # torchrun would let each rank compute on one thread.
-    share = max(1, len(os.sched_getaffinity(0)) // processes)
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
     program = _program(arguments)
     if meeting is None:
-        _run(torchrun(program, processes, restarts=restarts), arguments, environment)
+        _run(torchrun(program, processes, restarts=restarts), arguments)
     own, there = _addresses(meeting)
     several = torchrun(
         program,
@@ -74,7 +71,7 @@ def by_torchrun(
         serves=own == there and not own.startswith("127."),
         restarts=restarts,
     )
-    _run(several, arguments, environment | {START: meeting})
+    _run(several, arguments, {START: meeting})
 
 
 @launch_app.command("mpirun", context_settings=_PASSED_ON)
@@ -155,7 +152,7 @@ def _run(
     overrides = [argument for argument in more if "=" in argument and argument[0] != "-"]
     run_folder = load_typed(Path(file), RunConfig, overrides).run_folder
     check_free(run_folder)
-    all_of_it = {**os.environ, **launch.environment, **environment}
+    all_of_it = {**launch.environment_in(os.environ), **environment}
     raise typer.Exit(run_ranks_with(launch.command, all_of_it, run_folder).status)
 
 

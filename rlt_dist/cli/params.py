@@ -6,14 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlt_dist.util.errors import UserError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.table import Table
 
-    from rlt_dist.config.data import DataConfig
     from rlt_dist.mesh.axes import Axes
     from rlt_dist.parallel.plan.counts import Counts
 
@@ -42,6 +39,7 @@ def params(
 
     Example: `rlt-dist params configs/rlt_48x48.yaml --vocabulary 32000 --mesh 1x8x2`
     """
+    from rlt_dist.cli.vocabulary import vocabulary_of
     from rlt_dist.config.load import load_typed
     from rlt_dist.config.run import RunConfig
     from rlt_dist.mesh.axes import least_axes, parse_axes
@@ -53,23 +51,13 @@ def params(
         wished += parse_axes(mesh).overrides()
     config = load_typed(file, RunConfig, wished)
     axes = least_axes(config.mesh)
-    ids = _vocabulary(config.data) if vocabulary is None else vocabulary
+    ids = vocabulary_of(config.data) if vocabulary is None else vocabulary
     check_vocabulary(config.model, ids, axes.tensor)
     counts = count_parameters(config.model, ids, axes)
     if as_json:
         _print_json(file, ids, axes, counts)
     else:
         _show(file, ids, axes, counts)
-
-
-def _vocabulary(data: "DataConfig") -> int:
-    from rlt_dist.data.corpus.index import read_content
-    from rlt_dist.data.corpus.location import open_storage
-
-    try:
-        return read_content(open_storage(data.corpora[0].path)).tokenizer.vocabulary
-    except UserError as error:
-        raise UserError(f"{error}; or give --vocabulary") from None
 
 
 def _print_json(file: Path, vocabulary: int, axes: "Axes", counts: "Counts") -> None:

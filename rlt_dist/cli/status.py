@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble, UserError
+from rlt_dist.util.log import show_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,18 +79,36 @@ def logs(
         return
     if not path.is_file():
         raise UserError(f"{path}: is not there; `rlt-dist status {run}` says why")
+    (status,) = statuses([run])
+    if path.stat().st_size == 0 and not status.active:
+        said = status.why or f"`sacct --jobs={status.job_id}` may say why"
+        raise Trouble(f"{path}: is empty, job {status.job_id} printed nothing; {said}")
 
 
 def cancel(runs: Annotated[list[Path], typer.Argument(help="Run folders.")]) -> None:
     """Cancel runs: a job that waits leaves the queue, one that runs saves and ends.
 
+    Slurm's own `scancel` ends a job for good, too, but may kill it before it has saved: the site's
+    KillWait says after how many seconds.
+
     Example: `rlt-dist cancel runs/rlt`
     """
-    from rlt_dist.jobs.status import cancel as cancel_run
+    from rlt_dist.jobs.active import cancel as cancel_run
 
+    failed = False
     for run in runs:
-        before = cancel_run(run.absolute())
-        typer.echo(f"{run}: job {before.job_id}, which was {before.state}, is cancelled")
+        try:
+            jobs = cancel_run(run.absolute())
+        except UserError as error:  # The others are to be cancelled all the same.
+            show_error(str(error))
+            failed = True
+            continue
+        for job in jobs:
+            ends = f"saves and ends; `{job.kill}` kills it if it does not"
+            does = ends if job.runs else "is cancelled"
+            typer.echo(f"{run}: job {job.job_id}, which was {job.state.lower()}, {does}")
+    if failed:
+        raise typer.Exit(2)
 
 
 def _copy(path: Path, goes_on: "Callable[[], bool]") -> None:

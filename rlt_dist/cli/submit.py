@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rlt_dist.jobs.submit import Ready, Wanted
 
 PASSED_ON = {"ignore_unknown_options": True}
-_AFTER = "rlt_dist.after"
+AFTER = "rlt_dist.after"
+"""Where a context keeps what followed `--`."""
 
 
 class PassesOn(TyperCommand):
@@ -27,7 +28,7 @@ class PassesOn(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Set aside what follows `--`."""
         cut = args.index("--") if "--" in args else len(args)
-        ctx.meta[_AFTER] = args[cut + 1 :]
+        ctx.meta[AFTER] = args[cut + 1 :]
         return super().parse_args(ctx, args[:cut])
 
 
@@ -141,7 +142,7 @@ def submit(
 
     named = {"time": time, "partition": partition, "account": account, "dependency": dependency}
     named |= {"gpus_per_node": gpus_per_node}
-    overrides, lasting, once = _sorted(file, words or [], context.meta[_AFTER], named)
+    overrides, lasting, once = sort_words(file, words or [], context.meta[AFTER], named)
     restarts = {"attempts": attempts, "in_job_restarts": in_job_restarts}
     job = Job(
         run_folder=Path(),
@@ -149,12 +150,13 @@ def submit(
         nodes=nodes,
         nodes_min=_least(nodes_min, nodes),
         processes=_ranks(gpus_per_node, processes_per_node) or 1,
+        gpus=_ranks(gpus_per_node, None) or 0,
         arguments=("--reset-state",) if reset_state else (),
         options=lasting,
         **_given(restarts),
     )
     code = jobs.current_code()
-    wanted = jobs.Wanted(job, _template(template), *code, array, once, lead, local)
+    wanted = jobs.Wanted(job, template_of(template), *code, array, once, lead, local)
     _check_local(wanted)
     configs = jobs.configurations(Path(file), overrides, array)
     _go(jobs.make_ready(wanted, configs, _room(job, gpu_memory, local)), dry_run)
@@ -201,39 +203,43 @@ def resume(
     from rlt_dist.config.run import RunConfig
     from rlt_dist.jobs import submit as jobs
     from rlt_dist.jobs.job import CONFIG, JOB, Job, read_record
-    from rlt_dist.jobs.options import merged
+    from rlt_dist.jobs.options import has, merged, without
 
+    if has([*(words or []), *context.meta[AFTER]], "--array", "-a"):
+        raise UserError("--array: a resume is of one run; resume each task's run folder by itself")
     named = {"time": time, "partition": partition, "account": account, "dependency": dependency}
     named |= {"gpus_per_node": gpus_per_node}
-    overrides, lasting, once = _sorted(run, words or [], context.meta[_AFTER], named)
+    overrides, lasting, once = sort_words(run, words or [], context.meta[AFTER], named)
+    folder = jobs.earlier(Path(run).absolute())
     if overrides:
         raise UserError(
             f"{overrides[0]}: a resumed run keeps its configuration; `rlt-dist submit "
-            f"{Path(run) / CONFIG} {overrides[0]}` changes it"
+            f"{folder / CONFIG} {overrides[0]}` changes it"
         )
-    folder = jobs.earlier(Path(run).absolute())
     before = read_record(folder / JOB, Job)
     config = load_typed(folder / CONFIG, RunConfig)
     _check_unfinished(config.run_folder)
     count = nodes or before.nodes
+    kept = without(before.options, "--gpus-per-node") if processes_per_node else before.options
     anew = {"attempts": attempts, "in_job_restarts": in_job_restarts}
     anew |= {"processes": _ranks(gpus_per_node, processes_per_node)}
+    anew |= {"gpus": _ranks(gpus_per_node, None)}
     job = before.model_copy(
         update={
             "nodes": count,
             "nodes_min": _least(nodes_min or min(before.nodes_min, count), count),
-            "options": merged(before.options, lasting),
+            "options": merged(kept, lasting),
             **_given(anew),
         }
     )
     code = jobs.resumed_code(folder)
-    wanted = jobs.Wanted(job, _template(template), *code, None, once, lead, local)
+    wanted = jobs.Wanted(job, template_of(template), *code, None, once, lead, local)
     _check_local(wanted)
     room = _room(job, gpu_memory, local)
     _go(jobs.make_ready(wanted, {0: config}, room, compare=False), dry_run)
 
 
-def _sorted(
+def sort_words(
     first: str, words: "Sequence[str]", after: "Sequence[str]", named: "Mapping[str, str | None]"
 ) -> tuple[list[str], tuple[str, ...], tuple[str, ...]]:
     """Overrides, and options of sbatch: those that last, and those of this submission alone.
@@ -259,7 +265,7 @@ def _sorted(
     options += after
     wrong = misplaced(options)
     if wrong is not None:
-        raise UserError(f"{wrong}: give it to rlt-dist, before any --; it decides on the mesh")
+        raise UserError(wrong)
     options += [f"--{name.replace('_', '-')}={value}" for name, value in named.items() if value]
     return overrides, *split(options)
 
@@ -272,11 +278,11 @@ def _ranks(gpus: str | None, processes: int | None) -> int | None:
     """Ranks of a node."""
     if gpus is None:
         return processes
+    if processes is not None:
+        raise UserError("--processes-per-node: each GPU has one rank; leave it out")
     found = re.fullmatch(r"(?:.+:)?([1-9]\d*)", gpus)
     if found is None:
         raise UserError(f"--gpus-per-node {gpus}: give a number, or as in h200:8")
-    if processes not in (None, int(found[1])):
-        raise UserError("--processes-per-node: each GPU has one rank; leave it out")
     return int(found[1])
 
 
@@ -286,10 +292,12 @@ def _least(wanted: int | None, nodes: int) -> int:
     return wanted or nodes
 
 
-def _template(wished: Path | None) -> Path:
+def template_of(wished: Path | None) -> Path:
+    """The wished one, or ours: in the package where that is installed, beside it in a checkout."""
     from rlt_dist.jobs.freeze import PACKAGE
 
-    return PACKAGE.parent / "slurm" / "train.sbatch" if wished is None else wished
+    inside, beside = (folder / "slurm" / "train.sbatch" for folder in (PACKAGE, PACKAGE.parent))
+    return wished or (inside if inside.is_file() else beside)
 
 
 def _room(job: "Job", gpu_memory: float | None, local: bool) -> "Room":
@@ -301,7 +309,7 @@ def _room(job: "Job", gpu_memory: float | None, local: bool) -> "Room":
     room = (job.nodes, job.nodes_min, job.processes)
     if gpu_memory is not None:
         return Room(*room, gpu_memory * float(1 << 30), "--gpu-memory")
-    if has(job.options, "--gpus-per-node", "--gres", "--gpus", "-G", "--gpus-per-task"):
+    if has(job.options, "--gpus-per-node"):
         return Room(*room)
     if local:
         whole = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -338,7 +346,7 @@ def _go(ready: "Ready", dry_run: bool) -> None:
     for line in ready.lines():
         typer.echo(line, err=True)
     if dry_run:
-        typer.echo(ready.script, nl=False)
+        typer.echo(ready.script(), nl=False)
         return
     if ready.wanted.local:
         script = jobs.make_local(ready)

@@ -1,6 +1,7 @@
 """`rlt-dist train`: one YAML file is one run."""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rlt_dist.util.ending import START, STATUS, is_over, may_be_over
+from rlt_dist.util.children import end_with, when_gone
+from rlt_dist.util.ending import OWNER, START, STATUS, is_over, may_be_over
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.signals import Signals, heard
 
@@ -52,11 +54,15 @@ def train(
     of lanes each goes on where it was in the data. Run again, the same command goes on from its own
     checkpoints without emptying the state again.
 
+    A run with `initial=RUN` begins from the parameters of another run's newest checkpoint (or of
+    one that is named), with optimizer, state and place in the data of its own: fine-tuning.
+
     SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) at any one process make all finish the step, save and end; a
     second one ends them at once. Exit status: 0 finished; 75 stopped and saved, the same command
-    goes on; 2 a mistake that you can correct, or stopped by the guard; 1 a defect, a lost or stuck
-    process, or a second signal. RUN/ended.json says it too: torchrun's own status is 1 whatever the
-    processes' is. `rlt-dist launch` ends with the processes' status.
+    goes on; 2 a mistake that you can correct, or stopped by the guard; 1 a defect, a full disk, a
+    network that is away, a lost or stuck process, or a second signal. RUN/ended.json says it too:
+    torchrun's own status is 1 whatever the processes' is. `rlt-dist launch` ends with the
+    processes' status.
 
     Examples:
 
@@ -66,16 +72,29 @@ def train(
 
     `rlt-dist train configs/rlt_stdlib.yaml data.lanes=32 --reset-state`
 
+    `rlt-dist train configs/rlt_stdlib.yaml run_folder=runs/talks data.path=corpora/talks
+    initial=runs/rlt`
+
     `rlt-dist launch torchrun --processes 2 configs/rlt_stdlib.yaml`
     """
     began = time.time()
+    if START in os.environ:  # Nobody else would end a rank whose launcher was killed.
+        end_with(os.getppid(), signal.SIGKILL)
     wished = [*(overrides or ()), *["data.skip_bad_shards=true"] * skip_bad_shards]
     if _is_over(file, wished):
         return
     with heard() as signals:
+        if OWNER in os.environ:  # Not every launcher's end is noticed by those between.
+            when_gone(os.environ[OWNER], lambda: _stop(signals))
         finished = _train(file, wished, reset_state, Asked(signals, stop_before, began))
     if not finished:
         raise typer.Exit(STATUS["stopped"])
+
+
+def _stop(signals: Signals) -> None:
+    """Unless the launcher has passed it on."""
+    if signals.first is None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class RltConfig(Strict):
-    """Recurrent Looped Transformer (arXiv 2610.07591)."""
+    """Recurrent Looped Transformer (arXiv 2610.07591), and what it is without its parts."""
 
     kind: Literal["rlt"] = "rlt"
     d_model: PositiveInt
@@ -23,7 +23,8 @@ class RltConfig(Strict):
     ffn: PositiveInt
     """Inner width of the SwiGLU feed-forward."""
     encoder_layers: PositiveInt
-    decoder_layers: PositiveInt
+    decoder_layers: NonNegativeInt
+    """0: a plain Transformer, whose head reads the encoder."""
     window: PositiveInt = 8
     """W: tokens that the decoder's self-attention sees, the current one included."""
     memory_groups: PositiveInt = 1
@@ -32,6 +33,9 @@ class RltConfig(Strict):
     """How many positions encoder and cross-attention reach back; null: the whole document."""
     feedback: NonNegativeInt = 1
     """B: tokens per chunk between feedbacks. 0: RLT-0 (none), 1: RLT-1, more: RLT-2."""
+    feedback_from: Literal["state", "token"] = "state"
+    """What the merge adds to a token. state: the output s of the token before it; token: that
+    token's embedding instead, so that nothing is recurrent and all tokens run together."""
     alpha: float = 0.1
     """Weight of the fed-back state in the merge."""
     tied: bool = False
@@ -50,6 +54,11 @@ class RltConfig(Strict):
     def key_value_heads(self) -> int:
         return self.kv_heads if self.kv_heads is not None else self.heads
 
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk of the recurrence; 0: s is not fed back, all tokens run together."""
+        return self.feedback if self.feedback_from == "state" else 0
+
     def memory_group(self, layer: int) -> int:
         """The group whose memory decoder layer `layer` reads."""
         return layer * self.memory_groups // self.decoder_layers
@@ -64,7 +73,7 @@ class RltConfig(Strict):
             raise ValueError(f"a head of width {self.head_width} is odd; rotary pairs need it even")
         if self.heads % self.key_value_heads:
             raise ValueError(f"kv_heads {self.kv_heads} do not divide heads {self.heads}")
-        if self.memory_groups > self.decoder_layers:
+        if self.memory_groups > max(self.decoder_layers, 1):
             raise ValueError(
                 f"memory_groups {self.memory_groups} exceed decoder_layers {self.decoder_layers}"
             )
@@ -72,6 +81,16 @@ class RltConfig(Strict):
             raise ValueError(
                 f"tied layers need as many encoder_layers ({self.encoder_layers}) as "
                 f"decoder_layers ({self.decoder_layers})"
+            )
+        if self.decoder_layers == 0 and self.feedback:
+            raise ValueError(
+                f"decoder_layers 0 leaves nothing to feed back, and feedback is {self.feedback}; "
+                "set feedback 0"
+            )
+        if self.feedback_from == "token" and self.feedback != 1:
+            raise ValueError(
+                f"feedback_from token has no chunks, and feedback is {self.feedback}; "
+                "set feedback 1"
             )
         return self
 
@@ -131,4 +150,24 @@ class TransformerXLConfig(Strict):
         return self
 
 
-ModelConfig = Annotated[RltConfig | TransformerXLConfig, Field(discriminator="kind")]
+class GruConfig(Strict):
+    """Gated recurrent units (Cho et al., EMNLP 2014) between an embedding and a head."""
+
+    kind: Literal["gru"] = "gru"
+    d_model: PositiveInt
+    """Width of the embedding and of every layer's state."""
+    layers: PositiveInt = 1
+
+
+ModelConfig = Annotated[RltConfig | TransformerXLConfig | GruConfig, Field(discriminator="kind")]
+
+
+def one_piece(model: ModelConfig) -> str | None:
+    """The key and value for which a model has no stages for a pipeline; None: it has."""
+    if isinstance(model, GruConfig):
+        return "model.kind gru"
+    if isinstance(model, RltConfig) and model.feedback_from == "token":
+        return "model.feedback_from token"
+    if isinstance(model, RltConfig) and model.decoder_layers == 0:
+        return "model.decoder_layers 0"
+    return None

@@ -15,7 +15,7 @@ from pydantic import (
 
 from rlt_dist.config.data import DataConfig
 from rlt_dist.config.load import Strict, write_yaml
-from rlt_dist.config.model import ModelConfig, Probability, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, Probability, RltConfig, one_piece
 from rlt_dist.util.errors import UserError
 
 
@@ -62,7 +62,15 @@ class TrainConfig(Strict):
     """Lanes per forward and backward on one rank. null: all of the rank's lanes at once; in a
     pipeline, as many micro-batches as it has stages, or the next larger number of equal ones."""
     log_every: PositiveInt = 10
-    """Steps between lines on a screen that is not a terminal."""
+    """Steps between lines on a screen that is not a terminal, and between measurements of what
+    only all ranks together know: state norms, waiting, messages, memory."""
+    cluster: Path | None = None
+    """A file of hardware, as in configs/clusters, whose peak FLOP/s utilisation is measured by;
+    null: what a large product reaches on all ranks at once, measured when training starts."""
+
+    def resolved(self) -> "TrainConfig":
+        """The same with absolute paths."""
+        return self.model_copy(update={"cluster": self.cluster and self.cluster.absolute()})
 
 
 class ValidationConfig(Strict):
@@ -153,9 +161,10 @@ class PipelineConfig(Strict):
 class OpsConfig(Strict):
     """Which implementation computes; none of them changes a result."""
 
-    recurrence: Literal["auto", "reference", "python", "native"] = "auto"
+    recurrence: Literal["auto", "reference", "python", "native", "triton"] = "auto"
     """RLT's decoder. reference: plain autograd; python: one autograd function; native: its loop
-    compiled for the CPU; auto: native where it can be compiled, else python."""
+    compiled for the CPU; triton: its loop in kernels for a GPU; auto: triton on a GPU in bfloat16,
+    native on a CPU where it can be compiled, else python."""
 
 
 class RecomputeConfig(Strict):
@@ -172,6 +181,7 @@ class RecomputeConfig(Strict):
 
 LANES = "data.lanes"
 _IDENTITY = (
+    "initial",
     "model.",
     LANES,
     "data.segment",
@@ -187,6 +197,9 @@ class RunConfig(Strict):
 
     run_folder: Path
     """Everything the run writes: configuration, metrics, checkpoints."""
+    initial: Path | None = None
+    """Another run's folder, or a checkpoint in it, whose parameters this run begins from; with
+    optimizer and state of its own. null: they are drawn."""
     model: ModelConfig
     data: DataConfig
     state: StateConfig = StateConfig()
@@ -200,6 +213,20 @@ class RunConfig(Strict):
     recompute: RecomputeConfig = RecomputeConfig()
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig())
     guard: GuardConfig = GuardConfig()
+
+    def ops_trouble(self, recurrence: str) -> str | None:
+        """Why that recurrence cannot compute under the other choices; None where it can."""
+        if recurrence == "reference" and isinstance(self.recompute.decoder_chunk, int):
+            return (
+                "reference keeps everything for backward; "
+                "set recompute.decoder_chunk to auto or none, or take another recurrence"
+            )
+        if recurrence == "triton" and self.train.precision == "float64":
+            return (
+                "triton computes in bfloat16 and float32, and train.precision is float64; "
+                "take another"
+            )
+        return None
 
     @property
     def bounded_model(self) -> ModelConfig:
@@ -220,6 +247,10 @@ class RunConfig(Strict):
     def _check(self) -> "RunConfig":
         if self.run_folder in (Path(), Path("/")):
             raise ValueError(f"run_folder {str(self.run_folder)!r} is no folder of its own")
+        if self.initial and self.initial.absolute().is_relative_to(self.run_folder.absolute()):
+            raise ValueError(
+                f"initial {str(self.initial)!r} is this run itself; give another run_folder"
+            )
         lanes, micro_batch = self.data.lanes, self.train.micro_batch
         if micro_batch is not None and lanes % micro_batch:
             raise ValueError(
@@ -231,11 +262,9 @@ class RunConfig(Strict):
                 "carried state has no bound: set model.memory_len, or data.max_document "
                 "together with state.reset: document"
             )
-        if self.ops.recurrence == "reference" and isinstance(self.recompute.decoder_chunk, int):
-            raise ValueError(
-                "ops.recurrence: reference keeps everything for backward; "
-                "set recompute.decoder_chunk to auto or none, or take another recurrence"
-            )
+        trouble = self.ops_trouble(self.ops.recurrence)
+        if trouble is not None:
+            raise ValueError(f"ops.recurrence: {trouble}")
         if self.schedule.warmup > self.train.steps:
             raise ValueError(
                 f"schedule.warmup {self.schedule.warmup} exceeds train.steps {self.train.steps}"
@@ -256,6 +285,13 @@ class RunConfig(Strict):
     @model_validator(mode="after")
     def _check_mesh(self) -> "RunConfig":
         model, pipeline, tensor = self.model, self.mesh.pipeline, self.mesh.tensor
+        piece = one_piece(model)
+        if piece is not None and pipeline > 1:
+            raise ValueError(f"{piece} has no pipeline stages, and mesh.pipeline is {pipeline}")
+        if isinstance(model, GruConfig):
+            if tensor > 1:
+                raise ValueError(f"{piece} has no heads to cut, and mesh.tensor is {tensor}")
+            return self
         if isinstance(model, RltConfig):
             stacks = {
                 "encoder_layers": model.encoder_layers,
@@ -266,7 +302,7 @@ class RunConfig(Strict):
             stacks = {"layers": model.layers}
             kv_heads, inner = model.heads, ("model.d_inner", model.d_inner)
         for name, layers in stacks.items():
-            if layers < pipeline:
+            if layers < pipeline > 1:
                 raise ValueError(
                     f"mesh.pipeline {pipeline} exceeds model.{name} {layers}: "
                     "every stage needs a layer of it"
@@ -303,6 +339,9 @@ class RunConfig(Strict):
                     f"pipeline.schedule {given.schedule} is for Transformer-XL; "
                     "RLT's order follows from pipeline.group and pipeline.in_flight"
                 )
+        elif isinstance(self.model, GruConfig):
+            if given != default:
+                raise ValueError("pipeline is for models with stages, and model.kind gru has none")
         elif (given.group, given.in_flight) != (default.group, default.in_flight):
             raise ValueError(
                 "pipeline.group and pipeline.in_flight are for RLT's ring; "
@@ -348,7 +387,12 @@ class RunConfig(Strict):
 
     def resolved(self) -> "RunConfig":
         """The same with absolute paths, so that it means the same from everywhere."""
-        update = {"run_folder": self.run_folder.absolute(), "data": self.data.resolved()}
+        update: dict[str, Any] = {
+            "run_folder": self.run_folder.absolute(),
+            "initial": self.initial and self.initial.absolute(),
+            "data": self.data.resolved(),
+            "train": self.train.resolved(),
+        }
         return self.model_copy(update=update)
 
     def leaves(self) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class PipelineScorer:
 
         def head(micro: int, output: Tensor) -> None:
             with autocast(config, output.device):
-                found[rows[micro]] = model.nll(output, batch.tokens[rows[micro], 1:])
+                found[rows[micro]] = model.nll(output, batch.targets[rows[micro]])
 
         passed = through_pipeline(self._local, self._mesh, batch, state, config, None, head)
         return all_sum(found, self._mesh.pipeline), passed.state
@@ -131,7 +131,7 @@ def evaluate(
         nll, new_state = scorer.nll(batch, state)
         state = detach(new_state)
         mask = batch.loss_mask
-        scored_bytes = byte_lengths[batch.tokens[:, 1:]][mask].sum()
+        scored_bytes = byte_lengths[batch.targets][mask].sum()
         sums += torch.stack((nll[mask].double().sum(), mask.sum(), scored_bytes))
     return sums
 
@@ -144,5 +144,8 @@ def to_evaluation(sums: Tensor) -> Evaluation:
     """
     nll, tokens, size = sums.tolist()
     if not tokens:
-        raise UserError("nothing was scored: the text read holds no token that has a next one")
+        raise UserError(
+            "nothing was scored: what was read holds no token after which something is to be "
+            "predicted; read more of the split"
+        )
     return Evaluation(nll, int(tokens), int(size))

@@ -6,16 +6,19 @@ Training, validation and evaluation all come through here, in one piece or by pi
 import torch
 from torch import Tensor
 
+from rlt_dist.config.model import GruConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.loader import Batch
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.models.build import Frozen, Model
 from rlt_dist.models.state import State, select_lanes
+from rlt_dist.ops.choice import asked, asker
 from rlt_dist.ops.noise import Noise
-from rlt_dist.ops.recurrence.dispatch import Recurrence
+from rlt_dist.ops.recurrence.dispatch import Kind, Recurrence
 from rlt_dist.parallel.execute.stage import Head, MicroBatch
 from rlt_dist.parallel.execute.step import Passed, pipeline_pass
 from rlt_dist.parallel.local import LocalModel
+from rlt_dist.util.errors import UserError
 
 
 def parameter_dtype(config: RunConfig) -> torch.dtype:
@@ -24,9 +27,23 @@ def parameter_dtype(config: RunConfig) -> torch.dtype:
 
 
 def recurrence(config: RunConfig) -> Recurrence:
-    """How RLT's decoder is computed."""
-    chosen = config.recompute
-    return Recurrence(config.ops.recurrence, chosen.decoder_chunk, round(chosen.budget_gib * 2**30))
+    """How RLT's decoder is computed: as configured, unless RLT_DIST_OPS says otherwise.
+
+    Raises:
+        UserError: RLT_DIST_OPS is no implementation, or none that the configuration could name.
+    """
+    chosen, backend = config.recompute, asked() or config.ops.recurrence
+    trouble = config.ops_trouble(backend)
+    if trouble is not None:
+        raise UserError(f"{asker()}: {trouble}")
+    return Recurrence(backend, chosen.decoder_chunk, round(chosen.budget_gib * 2**30))
+
+
+def kind(config: RunConfig, device: str) -> Kind:
+    """What a run computes there, as far as implementations differ in what they can."""
+    model, dtype = config.bounded_model, parameter_dtype(config)
+    products = torch.bfloat16 if config.train.precision == "bfloat16" else dtype
+    return Kind(device, dtype, products, 0 if isinstance(model, GruConfig) else model.head_width)
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
@@ -49,7 +66,7 @@ def batch_nll(
     """
     with autocast(config, batch.tokens.device):
         output, new_state = model(batch.tokens[:, :-1], _starts(batch, config), state)
-        return model.nll(output, batch.tokens[:, 1:]), new_state
+        return model.nll(output, batch.targets), new_state
 
 
 def batch_loss(
@@ -72,7 +89,7 @@ def batch_loss(
 
 def output_loss(model: Model, output: Tensor, batch: Batch, config: RunConfig) -> Tensor:
     """The sum of -log p over the unmasked targets, given the model's outputs [b, T, d]."""
-    targets, scored = batch.tokens[:, 1:].flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
+    targets, scored = batch.targets.flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
     with autocast(config, batch.tokens.device):
         # Masked tokens are left out, not weighted with 0: 0 times a number that is not finite
         # would spoil the loss and every gradient.

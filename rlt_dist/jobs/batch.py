@@ -4,18 +4,20 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from rlt_dist.jobs import slurm
-from rlt_dist.jobs.job import SUBMITTED, Start, Submitted, read_record
+from rlt_dist.jobs.job import CANCELLED, SUBMITTED, Start, Submitted, read_record, write_record
 from rlt_dist.jobs.launchers import Launch, torchrun, torchrun_on_nodes
 from rlt_dist.mesh.launched import port_of
 from rlt_dist.util.signals import Signals
 
 LOCAL = "local"
 """The id of a job without a batch system."""
+_CANCELLED = "cancelled"
 
 
 class Batch(Protocol):
@@ -39,8 +41,8 @@ class Batch(Protocol):
     ) -> Launch:
         """What runs `python PROGRAM` as ranks: so many on each of the first nodes."""
 
-    def wants(self, last: Start) -> bool:
-        """Whether the job may be started again after this start."""
+    def unwanted(self, last: Start) -> str | None:
+        """What was done to the job so that it is not to go on after this start; None: nothing."""
 
     def requeue(self, without: Sequence[str]) -> bool:
         """Let the job begin anew, without some nodes; False: this process is to start the ranks."""
@@ -49,10 +51,10 @@ class Batch(Protocol):
 class Here:
     """This machine: no queue, and who asks the job to stop means it."""
 
-    def __init__(self, asked: Signals) -> None:
+    def __init__(self, folder: Path, asked: Signals) -> None:
         self.job_id, self.meeting = LOCAL, ("127.0.0.1", 0)
         self.nodes: tuple[str, ...] = (socket.gethostname(),)
-        self._asked = asked
+        self._folder, self._asked = folder, asked
 
     def once_a_node(self, program: Sequence[str]) -> Sequence[str]:
         """Once."""
@@ -64,9 +66,13 @@ class Here:
         """By torchrun."""
         return torchrun(program, places[0], restarts=restarts, shutdown=shutdown)
 
-    def wants(self, last: Start) -> bool:
-        """Unless it was asked to stop."""
-        return last.how != "stopped" and self._asked.first is None
+    def unwanted(self, last: Start) -> str | None:
+        """It was cancelled, or asked to stop."""
+        if _is_cancelled(self._folder):
+            return _CANCELLED
+        if self._asked.first is not None:
+            return f"was sent {self._asked.first}"
+        return "asked to stop" if last.how == "stopped" else None
 
     def requeue(self, without: Sequence[str]) -> bool:  # noqa: ARG002
         """There is no queue."""
@@ -74,13 +80,17 @@ class Here:
 
 
 class Slurm:
-    """The Slurm job whose batch script this process is."""
+    """The Slurm job whose batch script this process is.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.job_id = environment["SLURM_JOB_ID"]
+    Args:
+        folder: the job's.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder, self.job_id = folder, own_id(environment)
         self.nodes = slurm.hosts(environment["SLURM_JOB_NODELIST"])
         address = environment.get("MASTER_ADDR", self.nodes[0])
-        self.meeting = address, port_of(int(self.job_id), 0)
+        self.meeting = address, port_of(int(environment["SLURM_JOB_ID"]), 0)
         self._restarts = int(environment.get("SLURM_RESTART_COUNT", "0"))
         cores = environment.get("SLURM_CPUS_PER_TASK")  # srun does not take it over by itself.
         self._step = [f"--cpus-per-task={cores}"] if cores else []
@@ -107,9 +117,12 @@ class Slurm:
             shutdown=shutdown,
         )
 
-    def wants(self, last: Start) -> bool:  # noqa: ARG002
-        """Unless it was cancelled."""
-        return not slurm.was_cancelled(slurm.job_of(self.job_id), self._restarts)
+    def unwanted(self, last: Start) -> str | None:  # noqa: ARG002
+        """It was cancelled, by `rlt-dist cancel` or by Slurm's own scancel."""
+        if _is_cancelled(self._folder):
+            return _CANCELLED
+        shown = slurm.job_of(self.job_id)
+        return _CANCELLED if slurm.was_cancelled(shown, self._restarts) else None
 
     def requeue(self, without: Sequence[str]) -> bool:
         """As a pending job.
@@ -128,8 +141,27 @@ class Slurm:
 
 def batch_of(folder: Path, asked: Signals, environment: Mapping[str, str] = os.environ) -> Batch:
     """Who runs a job, by how it was submitted: a shell inside an allocation has Slurm's variables,
-    too. Slurm may start a job before its answer is written down.
+    too. Where Slurm's answer could not be written down, as whoever submitted the job was killed, it
+    is now.
     """
     path = folder / SUBMITTED
-    local = path.is_file() and read_record(path, Submitted).job_id == LOCAL
-    return Here(asked) if local else Slurm(environment)
+    if path.is_file() and read_record(path, Submitted).job_id == LOCAL:
+        return Here(folder, asked)
+    if not path.is_file():
+        write_record(path, Submitted(job_id=own_id(environment), when=time.time()))
+    return Slurm(folder, environment)
+
+
+def _is_cancelled(folder: Path) -> bool:
+    return (folder / CANCELLED).is_file()
+
+
+def own_id(environment: Mapping[str, str]) -> str:
+    """The name of the Slurm job that this process is in.
+
+    Of an array's task it is not SLURM_JOB_ID: one of the tasks, the last to begin, has the number
+    of the array, by which Slurm's commands know all of them.
+    """
+    if "SLURM_ARRAY_JOB_ID" in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment['SLURM_ARRAY_TASK_ID']}"
+    return environment["SLURM_JOB_ID"]

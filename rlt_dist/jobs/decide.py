@@ -22,15 +22,18 @@ class Decision:
     why: str
 
 
-def decide(starts: Sequence[Start], attempts: int, *, wanted: bool) -> Decision:
+def decide(starts: Sequence[Start], attempts: int, *, unwanted: str | None) -> Decision:
     """Whether a job's ranks are to be started, after these starts.
 
     Args:
         starts: oldest first.
         attempts: starts in a row without a new checkpoint, after which the job is given up.
-        wanted: nobody has cancelled the job.
+        unwanted: what a person or a signal has done to the job, such as "cancelled", so that it is
+            not to go on; None: nothing.
     """
     if not starts:
+        if unwanted is not None:
+            return _over("stopped", f"{unwanted} before its first start")
         return Decision(True, STATUS["stopped"], "the first start")
     last = starts[-1]
     told = f"{last.how} at step {last.to_step}" + (f": {last.why}" if last.why else "")
@@ -38,9 +41,9 @@ def decide(starts: Sequence[Start], attempts: int, *, wanted: bool) -> Decision:
         return _over("finished", told)
     if last.how in ("mistake", "guard"):
         return _over("mistake", f"{told}; the same again would end in the same way")
-    if not wanted:
+    if unwanted is not None:
         how: How = "stopped" if last.how == "stopped" else "failed"
-        return _over(how, f"{told}; cancelled, so not started again")
+        return _over(how, f"{told}; {unwanted}, so not started again")
     if fruitless(starts) >= attempts:
         many = f"{attempts} starts in a row" if attempts > 1 else "a start"
         return _over("failed", f"given up, since {many} made no new checkpoint; {told}")
@@ -55,7 +58,8 @@ def fruitless(starts: Sequence[Start]) -> int:
     """How many starts, counted from the last one back, were in vain.
 
     In vain is a start that brought no new checkpoint. One that found a sick node is not, if no
-    start before had found that node: the next one does without it.
+    start before had found that node: the next one does without it. Where it found all nodes sick,
+    it may not be the nodes.
     """
     in_vain = 0
     known: set[str] = set()
@@ -64,6 +68,6 @@ def fruitless(starts: Sequence[Start]) -> int:
         known |= found
         if start.to_step > start.from_step:
             in_vain = 0
-        elif not found:
+        elif not found or found == set(start.nodes):
             in_vain += 1
     return in_vain

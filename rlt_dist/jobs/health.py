@@ -54,8 +54,11 @@ class Report(Strict):
     meeting: str | None
 
 
-def judge(nodes: Sequence[str], reports: Iterable[Report]) -> dict[str, str]:
+def judge(nodes: Sequence[str], reports: Iterable[Report], gpus: int = 0) -> dict[str, str]:
     """The nodes that are not fit, and why; pure.
+
+    Args:
+        gpus: that each node was to have.
 
     What went wrong between nodes counts only where no node has a trouble of its own, of which it
     would be the consequence.
@@ -68,6 +71,8 @@ def judge(nodes: Sequence[str], reports: Iterable[Report]) -> dict[str, str]:
     for node, report in by_node.items():
         if report.own is not None:
             sick[node] = report.own
+        elif report.devices < gpus:
+            sick[node] = f"has {report.devices} of {gpus} GPUs"
         elif report.devices < usual[0][0]:
             sick[node] = f"has {report.devices} GPUs where others have {usual[0][0]}"
         elif report.clock is not None and abs(report.clock - middle) > _SKEW:

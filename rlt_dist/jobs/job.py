@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from rlt_dist.checkpoint.run_folder import JOBS
 from rlt_dist.config.load import Strict
 from rlt_dist.util import ending
+from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
-from rlt_dist.util.records import read_records
+from rlt_dist.util.records import append_record, read_records
 
 JOB, CONFIG, CODE, REVISION = "job.json", "config.yaml", "code", "revision.txt"
 SCRIPT, SUBMITTED, STARTS, OUTPUT = "job.sbatch", "submitted.json", "starts.jsonl", "output.log"
@@ -47,6 +48,8 @@ class Job(Strict):
     """With how few the job may go on; its data axis shrinks with them."""
     processes: PositiveInt
     """Ranks of one node."""
+    gpus: NonNegativeInt = 0
+    """Of one node, as they were asked for; one that has fewer is sick."""
     in_job_restarts: NonNegativeInt = 3
     """How often torchrun starts all ranks again while the nodes are healthy."""
     attempts: PositiveInt = 3
@@ -114,16 +117,33 @@ def write_record(path: Path, record: Strict) -> None:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """One object of one file."""
-    return kind.model_validate_json(path.read_bytes())
+    """One object of one file.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; submit the run anew") from None
+    except ValidationError:
+        doomed = path.parent if path.name == JOB else "it"
+        raise UserError(f"{path}: is damaged; remove {doomed}") from None
 
 
 def add_start(folder: Path, start: Start) -> None:
     """Remember a start that has ended."""
-    with (folder / STARTS).open("a") as file:
-        file.write(start.model_dump_json() + "\n")
+    append_record(folder / STARTS, start.model_dump_json())
 
 
 def starts(folder: Path) -> Iterator[Start]:
-    """What has been started, oldest first."""
-    return (Start(**record) for record in read_records(folder / STARTS))
+    """What has been started, oldest first.
+
+    Raises:
+        UserError: what is written there is something else.
+    """
+    for number, record in enumerate(read_records(folder / STARTS), 1):
+        try:
+            yield Start(**record)
+        except ValidationError:
+            raise UserError(f"{folder / STARTS}:{number}: is damaged; remove the line") from None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlt_dist.mesh.launched import LAUNCHER
+from rlt_dist.mesh.launched import LAUNCHER, THREADS, share_of
 
 SHUTDOWN = 30
 """Seconds in which ranks may end after torchrun's agent has asked them to; its own default."""
@@ -27,7 +27,26 @@ _NEW_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 # Slurm sends a job's signals to all processes of it. The ranks hear them; an agent that did so too
 # would give the ranks no longer than `shutdown`.
-_AGENT = 'places=({}); trap "" USR1; PET_NPROC_PER_NODE=${{places[SLURM_NODEID]}} exec "$@"'
+# nproc, like `share_of`, counts the cores that are this process's.
+_AGENT = (
+    'places=({}); trap "" USR1; export PET_NPROC_PER_NODE=${{places[SLURM_NODEID]}}; '
+    "share=$(($(nproc) / PET_NPROC_PER_NODE)); "
+    'export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$((share > 1 ? share : 1))}}; exec "$@"'
+)
+
+
+# MPICH kills all ranks at once when one is ended by a signal, before they can say whom they miss.
+_APART = ("sh", "-c", 'trap "" HUP INT TERM USR1; "$@"; exit $?', "rank")
+"""Starts a rank whose end, whatever it is, looks to mpirun like that of a program that returns."""
+# MPI only tells the ranks where they are: TCP, no shared memory that a killed one would leave. Not
+# over UCX, whose addresses now and then make a request of over the 1024 bytes that Slurm's pmi2
+# reads at once: the step then hangs.
+_MPI = {
+    LAUNCHER: "mpi",
+    "MPIR_CVAR_CH4_NETMOD": "ofi",
+    "FI_PROVIDER": "tcp",
+    "MPIR_CVAR_NOLOCAL": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -36,10 +55,21 @@ class Launch:
 
     Attributes:
         environment: beside what is there already.
+        ranks: of this machine; None: it is not known here.
     """
 
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    ranks: int | None = None
+
+    def environment_in(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """All of the launcher's environment, in that of this process.
+
+        The ranks of a machine share its cores, as they do by themselves (`mesh.world`); torchrun
+        would allow each one thread.
+        """
+        share = {} if self.ranks is None else {THREADS: str(share_of(self.ranks))}
+        return {**share, **outer, **self.environment}
 
 
 def torchrun(
@@ -71,7 +101,7 @@ def torchrun(
         where += ["--rdzv-conf=is_host=1"] if serves else []
     options = [*where, f"--nproc-per-node={processes}", f"--signals-to-handle={_SIGNALS}"]
     command = (*_TORCHRUN, *options, *_patience(restarts, shutdown), *program)
-    return Launch(command, _NEW_STORE)
+    return Launch(command, _NEW_STORE, processes)
 
 
 def torchrun_on_nodes(
@@ -105,9 +135,8 @@ def mpirun(program: Sequence[str], processes: int, hosts: Path | None = None) ->
     """MPICH's mpirun: as many ranks on this machine, or on those of a file with one a line."""
     where = () if hosts is None else ("-f", str(hosts))
     options = ("-disable-auto-cleanup", *where, "-n", str(processes))
-    command = (_beside("mpirun"), *options, _PYTHON, *program)
-    # MPI only tells the ranks where they are: TCP, no shared memory that a killed one would leave.
-    return Launch(command, {LAUNCHER: "mpi", "UCX_TLS": "tcp,self", "MPIR_CVAR_NOLOCAL": "1"})
+    command = (_beside("mpirun"), *options, *_APART, _PYTHON, *program)
+    return Launch(command, _MPI, processes if hosts is None else None)
 
 
 def srun(program: Sequence[str], options: Sequence[str] = (), *, mpi: bool = False) -> Launch:
@@ -120,7 +149,7 @@ def srun(program: Sequence[str], options: Sequence[str] = (), *, mpi: bool = Fal
     command = (*options, _PYTHON, *program)
     if not mpi:
         return Launch((*_SRUN, *command), {LAUNCHER: "srun"})
-    return Launch((*_SRUN, "--mpi=pmi2", *command), mpirun(program, 1).environment)
+    return Launch((*_SRUN, "--mpi=pmi2", *command), _MPI)
 
 
 def deepspeed(program: Sequence[str], hosts: Path, port: int | None = None) -> Launch:

@@ -2,13 +2,32 @@
 
 from collections.abc import Iterator, Sequence
 
-_ONCE = {
-    *("--array", "-a", "--begin", "-b", "--deadline", "--dependency", "-d", "--hold", "-H"),
-    *("--wait", "-W"),
-}
+_ONCE = ("--array", "-a", "--begin", "-b", "--deadline", "--dependency", "-d", "--hold", "-H")
 """They are about one submission, and do not hold for a later one of the same run."""
-_OURS = {"--array": "--array", "-a": "--array", "--nodes": "--nodes", "-N": "--nodes"}
-"""What the mesh or the job folders follow from, by all names."""
+_BEFORE = "give rlt-dist's own {}, before any --"
+_LOGS = "`rlt-dist logs` shows what it prints, and -f waits for its end"
+_ATTEMPTS = "--attempts 1 gives it up after a start without a new checkpoint"
+_OURS = {
+    **dict.fromkeys(("--array", "-a"), _BEFORE.format("--array")),
+    **dict.fromkeys(("--nodes", "-N"), _BEFORE.format("--nodes")),
+    **dict.fromkeys(
+        ("--gpus-per-node", "--gpus", "-G", "--gpus-per-task", "--gpus-per-socket", "--gres"),
+        _BEFORE.format("--gpus-per-node"),
+    ),
+    **dict.fromkeys(
+        ("--ntasks-per-node", "--tasks-per-node", "--ntasks-per-gpu"),
+        _BEFORE.format("--processes-per-node or --gpus-per-node"),
+    ),
+    "--signal": _BEFORE.format("--lead"),
+    "--test-only": _BEFORE.format("--dry-run"),
+    "--no-requeue": _ATTEMPTS,
+    "--wrap": "--template gives it another job script",
+    **dict.fromkeys(("--clusters", "-M"), "submit from a machine of that cluster"),
+    **dict.fromkeys(("--output", "-o", "--error", "-e", "--open-mode", "--wait", "-W"), _LOGS),
+}
+"""What a job's folder, its mesh and its end follow from, by all names, and what to do instead."""
+_AT_END = ("afterany", "afterok", "afternotok", "aftercorr")
+"""Conditions of `--dependency` that hold once a job has ended, and is not requeued."""
 
 
 def grouped(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -55,12 +74,43 @@ def split(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def merged(before: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
     """Options of an earlier submission, but for those that are given anew."""
-    anew = {name_of(group) for group in grouped(now)}
-    kept = (word for group in grouped(before) if name_of(group) not in anew for word in group)
-    return (*kept, *now)
+    return (*without(before, *(name_of(group) for group in grouped(now))), *now)
+
+
+def without(words: Sequence[str], *names: str) -> tuple[str, ...]:
+    """Options but for those that have these names."""
+    return tuple(word for group in grouped(words) if name_of(group) not in names for word in group)
 
 
 def misplaced(words: Sequence[str]) -> str | None:
-    """An option of sbatch that this project has to know of, by its long name; None: none is."""
-    found = (_OURS.get(name_of(group)) for group in grouped(words))
-    return next((name for name in found if name), None)
+    """What is wrong with an option of sbatch that contradicts our own; None: nothing with any.
+
+    Sbatch knows a long option by its beginning, too.
+    """
+    for group in grouped(words):
+        given = name_of(group)
+        if given == "--gres" and "gpu" not in (value_of(group, given) or ""):
+            continue  # Such as a disk.
+        names = [name for name in _OURS if name == given or _begins(given, name)]
+        if names:
+            return f"{given}: rlt-dist decides on it; {_OURS[names[0]]}"
+    return None
+
+
+def _begins(given: str, name: str) -> bool:
+    whole = given == "--ntasks"  # an option of its own
+    return given.startswith("--") and name.startswith(given) and not whole
+
+
+def awaited(dependency: str, task: int) -> set[str]:
+    """The jobs for whose end a job with this `--dependency` waits, by id.
+
+    Args:
+        task: the job's own of its array, which waits for the same of another by `aftercorr`.
+    """
+    found: set[str] = set()
+    for condition in dependency.split(",") if "?" not in dependency else ():  # ?: one is enough
+        kind, *ids = condition.split(":")
+        if kind in _AT_END:
+            found |= {f"{job_id}_{task}" if kind == "aftercorr" else job_id for job_id in ids}
+    return found

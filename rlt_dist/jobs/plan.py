@@ -9,12 +9,17 @@ from pathlib import Path
 from rlt_dist.checkpoint.manifest import checkpoints
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free
 from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.estimate import Estimate, estimate_run, refusal
+from rlt_dist.costs.run import run_of
 from rlt_dist.data.stream.corpora import open_corpora
-from rlt_dist.jobs.estimate import Needs, estimate, size
 from rlt_dist.jobs.nodes import lay_out
 from rlt_dist.mesh.axes import Axes, axes_of
 from rlt_dist.train.start import check_corpora, check_mesh, starting_point
+from rlt_dist.train.usage import known_peak
 from rlt_dist.util.errors import UserError
+
+_LARGEST = 4
+"""Parts of a rank's memory that are shown."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +50,21 @@ class Plan:
 
     config: RunConfig
     axes: Axes
-    needs: Needs
+    needs: Estimate
 
     def lines(self, room: Room) -> list[str]:
         """What a person should know before it starts."""
         nodes = f"{room.nodes} nodes" if room.nodes > 1 else "one node"
         least = f", at least {room.nodes_min}" if room.nodes_min < room.nodes else ""
+        memory = self.needs.memory
+        parts = sorted(memory.parts.items(), key=lambda part: -part[1])[:_LARGEST]
         ranks = f"{room.processes} ranks" if room.processes > 1 else "one rank"
         return [
             f"{self.config.run_folder}: mesh {self.axes} (data x pipeline x tensor), {nodes}"
             f"{least}, {ranks} each",
-            f"memory: {self.needs}",
-            f"disk: {size(self.needs.checkpoint)} a checkpoint",
+            f"memory: {_gib(memory.peak)} at the fullest moment of a rank of stage "
+            f"{self.needs.stage}: " + ", ".join(f"{part} {_gib(n)}" for part, n in parts),
+            f"disk: {_gib(self.needs.checkpoint)} a checkpoint",
         ]
 
 
@@ -73,6 +81,7 @@ def plan_run(
         UserError: the mesh does not fit the nodes, the lanes not the mesh, or the run not its
             folder, its corpora, the memory or the disk; one line.
     """
+    _check_name(config.run_folder)
     check_free(config.run_folder)
     axes = axes_of(config.mesh, room.nodes * room.processes)
     corpora = open_corpora(config.data)
@@ -80,36 +89,52 @@ def plan_run(
     check_mesh(config, vocabulary, axes)
     lay_out(config, room.nodes_min, room.processes)
     check_corpora(config, corpora)
-    needs = estimate(config, vocabulary, axes)
+    known_peak(config, axes.size)
+    needs = estimate_run(run_of(config, vocabulary, axes), None)
     _check_memory(needs, room)
-    _check_disk(config, needs)
+    _check_disk(config, needs.checkpoint)
     if compare:
         starting_point(config, corpora, axes, reset_state)
     return Plan(config, axes, needs)
 
 
-def _check_memory(needs: Needs, room: Room) -> None:
-    if room.rank_memory is not None and needs.rank > room.rank_memory:
-        raise UserError(
-            f"the run needs {needs}, and {room.memory_from} gives a rank "
-            f"{size(room.rank_memory)}; take more nodes, mesh.tensor or mesh.pipeline, "
-            "or fewer lanes"
-        )
+def _check_name(run_folder: Path) -> None:
+    """A job's code is in its run folder: on Python's path, in which a colon parts folders.
+
+    The folder is written into the job script, too, and a line of it is an option of Slurm's, which
+    reads a backslash as no other character.
+    """
+    name = str(run_folder)
+    wrong = next((letter for letter in name if letter in ":\\" or not letter.isprintable()), None)
+    if wrong is not None:
+        raise UserError(f"run_folder {name!r}: a job's folder cannot have a {wrong!r} in its name")
 
 
-def _check_disk(config: RunConfig, needs: Needs) -> None:
+def _check_memory(needs: Estimate, room: Room) -> None:
+    if room.rank_memory is not None:
+        devices = room.nodes * room.processes
+        why = refusal(needs, room.rank_memory, room.memory_from, devices)
+        if why is not None:
+            raise UserError(why)
+
+
+def _check_disk(config: RunConfig, checkpoint: int) -> None:
     """There is room for as many checkpoints as are kept, and for the next one beside them."""
     folder = config.run_folder
     kept = min(len(checkpoints(folder / CHECKPOINTS)), config.checkpoint.keep)
     more = config.checkpoint.keep + 1 - kept
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    if needs.checkpoint * more > free:
+    if checkpoint * more > free:
         raise UserError(
-            f"{folder}: {more} more checkpoints of {size(needs.checkpoint)} have to fit "
-            f"beside each other (checkpoint.keep and one), and {size(free)} are free; "
+            f"{folder}: {more} more checkpoints of {_gib(checkpoint)} have to fit "
+            f"beside each other (checkpoint.keep and one), and {_gib(free)} are free; "
             "make room, or lower checkpoint.keep"
         )
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.3f} GiB"
 
 
 def tasks_of(array: str) -> list[int]:

@@ -11,25 +11,37 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from rlt_dist.mesh.launched import RANK_NAME
-from rlt_dist.util.ending import ENDED, START, STATUS, Ended, How, read_ended
+from rlt_dist.util.children import end_with, own_name
+from rlt_dist.util.ending import (
+    ASKED,
+    ENDED,
+    OWNER,
+    START,
+    STATUS,
+    Ended,
+    How,
+    leave_wish,
+    read_ended,
+)
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.log import LOGS, show_error, warn
 
 PATIENCE = 20.0
 """Seconds in which ranks may end after another one has failed, or after a second signal."""
 
-_OWNER = "RLT_DIST_OWNER"
-"""In the environment of all that one call of `run_ranks_with` has started: its name."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _PERIOD = 0.1
 _LEAVE = 3.0
 """Seconds that a launcher, and what it leaves, has to end by itself."""
+_STUCK = 30.0
+"""Seconds after which a process that SIGKILL does not end is left: a disk or a device holds it."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +84,12 @@ def run_ranks_with(
         UserError: the launcher is not installed.
     """
     start = environment.get(START) or uuid.uuid4().hex[:12]
-    own = {START: start, _OWNER: uuid.uuid4().hex}
+    own = {START: start, OWNER: f"{own_name()}/{uuid.uuid4().hex}"}
     run_folder.mkdir(parents=True, exist_ok=True)
-    (run_folder / ENDED).unlink(missing_ok=True)
+    for left in (ENDED, ASKED):
+        (run_folder / left).unlink(missing_ok=True)
     with _signals() as heard, _launcher(command, {**environment, **own}) as launcher:
-        minder = _Minder(launcher, own[_OWNER], lambda: read_ended(run_folder, start), patience)
+        minder = _Minder(launcher, own[OWNER], run_folder, start, patience)
         while launcher.poll() is None:
             minder.look(heard)
             time.sleep(_PERIOD)
@@ -88,6 +101,44 @@ def run_ranks_with(
     return ending
 
 
+def begin(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    output: IO[str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process that Ctrl-C does not reach, and that is asked to end when this one is gone.
+
+    Args:
+        environment: all of it; None: this process's.
+        output: a file for what it prints; None: where this process prints.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    own = os.getpid()
+    try:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            process_group=0,
+            preexec_fn=lambda: end_with(own, signal.SIGTERM),  # noqa: PLW1509 - system calls only
+        )
+    except FileNotFoundError:
+        raise UserError(f"{command[0]} is not installed here") from None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that `begin` started, with its group; one that cannot be ended is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE)
+
+
 class _Minder:
     """What is to be done while the ranks are at work."""
 
@@ -95,17 +146,21 @@ class _Minder:
         self,
         launcher: subprocess.Popen[bytes],
         owner: str,
-        record: Callable[[], Ended | None],
+        run_folder: Path,
+        start: str,
         patience: float,
     ) -> None:
         self._launcher, self._owner = launcher, owner
-        self._record, self._patience = record, patience
-        self._passed, self._waits = 0, 0.0
+        self._run_folder, self._start, self._patience = run_folder, start, patience
+        self._noted, self._passed, self._waits = False, 0, 0.0
         self._ended: Ended | None = None
         self._since, self._left = 0.0, set[int]()
 
     def look(self, heard: Sequence[int]) -> None:
         """Pass on signals, and end what does not end by itself."""
+        if heard and not self._noted:
+            leave_wish(self._run_folder, self._start)
+            self._noted = True
         if len(heard) > self._passed:
             self._pass_on(heard)
         self._end_those_left()
@@ -124,7 +179,7 @@ class _Minder:
         self._passed, self._waits = self._passed + 1, 0.0
 
     def _end_those_left(self) -> None:
-        ended = self._record()
+        ended = read_ended(self._run_folder, self._start)
         if ended is None or ended != self._ended:
             self._ended, self._since = ended, time.monotonic()
             self._left = _ranks(self._owner) if ended else set()
@@ -153,12 +208,7 @@ def _launcher(
     command: Sequence[str], environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The launcher in a process group of its own; nothing that it started outlives the block."""
-    try:
-        launcher = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, process_group=0
-        )
-    except FileNotFoundError:
-        raise UserError(f"{command[0]} is not installed here") from None
+    launcher = begin(command, environment)
     try:
         yield launcher
     finally:
@@ -166,14 +216,17 @@ def _launcher(
         with suppress(subprocess.TimeoutExpired):
             launcher.wait(_LEAVE)
         until = time.monotonic() + _LEAVE
-        while (left := _processes(environment[_OWNER])) and time.monotonic() < until:
+        while (left := _processes(environment[OWNER])) and time.monotonic() < until:
             time.sleep(_PERIOD)
-        while left:
+        while left and time.monotonic() < until + _STUCK:
             for process in left:
                 _send(process, signal.SIGKILL)
             time.sleep(_PERIOD)
-            left = _processes(environment[_OWNER])
-        launcher.wait()
+            left = _processes(environment[OWNER])
+        if left:
+            warn(f"processes {sorted(left)} cannot be ended: a disk or a device holds them")
+        elif launcher.poll() is None:
+            launcher.wait()
 
 
 @contextmanager
@@ -203,7 +256,7 @@ def _ranks(owner: str) -> set[int]:
 
 def _processes(owner: str) -> set[int]:
     """All processes of this machine that were started with a mark, wherever they are by now."""
-    mark, found = f"{_OWNER}={owner}".encode(), set()
+    mark, found = f"{OWNER}={owner}".encode(), set()
     for process in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             if mark in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):

@@ -1,6 +1,7 @@
 """What is asked of Slurm: every call of its commands that a person's own commands make."""
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +16,16 @@ _NOT_AVAILABLE = "node configuration is not available"
 _ABSENCE = 600.0
 """Seconds; what a job at its end needs to know is worth waiting for."""
 _ABSENT = re.compile("unable to contact|timed out|connection refused", re.IGNORECASE)
+_UNCERTAIN = re.compile("timed out|receive failure|zero bytes|unexpected message", re.IGNORECASE)
+"""The controller may have done what was asked, and its answer was lost."""
 _ACTIVE = {
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"),
     *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESIZING", "STAGE_OUT"),
 }
+
+
+class Unanswered(UserError):
+    """Slurm does not answer; what it was asked to do may be done."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,16 @@ def submit(script: Path, once: Sequence[str], directory: Path) -> str:
         once: options beside those in the script.
 
     Raises:
+        Unanswered: Slurm may have taken it.
         UserError: Slurm refuses it, in its words.
     """
     answer = _sbatch("--parsable", *once, str(script), directory=directory)
     return answer.strip().partition(";")[0]  # the name of a cluster may follow
+
+
+def installed() -> bool:
+    """Whether Slurm's commands are there to be called."""
+    return shutil.which("squeue") is not None
 
 
 def queue(job_ids: Iterable[str]) -> dict[str, Queued]:
@@ -103,6 +116,32 @@ def queue(job_ids: Iterable[str]) -> dict[str, Queued]:
         waits = None if reason in ("None", "(null)", "") else reason
         known[job_id] = Queued(state, waits, int(restarts))
     return known
+
+
+def last_word(job_id: str, queued: Queued | None) -> str | None:
+    """What Slurm says of a job that ended without a word of its own; None: nothing.
+
+    Args:
+        queued: as `queue` has it; of what it has forgotten, the accounting may know.
+    """
+    if queued is not None:
+        reason = f" ({queued.reason})" if queued.reason else ""
+        return f"Slurm says {queued.state}{reason}"
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=State,ExitCode"]
+    try:
+        state, _, status = _ask([*command, f"--jobs={job_id}"]).strip().partition("|")
+    except UserError:  # a site without accounting
+        return None
+    return f"Slurm says {state} ({status})" if state else None
+
+
+def tell_to_stop(job_id: str) -> None:
+    """Warn a job that runs, as Slurm does before a job's time is over.
+
+    Raises:
+        UserError: Slurm refuses, in its words.
+    """
+    _ask(["scancel", "--batch", "--signal=USR1", job_id])
 
 
 def cancel(job_id: str) -> None:
@@ -205,7 +244,8 @@ def _patiently(command: Sequence[str]) -> str:
         try:
             return _ask(command)
         except UserError as error:
-            if time.monotonic() > until or not _ABSENT.search(str(error)):
+            absent = isinstance(error, Unanswered) or _ABSENT.search(str(error))
+            if time.monotonic() > until or not absent:
                 raise
         time.sleep(5)
 
@@ -213,6 +253,8 @@ def _patiently(command: Sequence[str]) -> str:
 def _sbatch(*arguments: str, directory: Path, given: str | None = None) -> str:
     try:
         return _ask(["sbatch", *arguments], directory, given)
+    except Unanswered:
+        raise
     except UserError as error:
         raise UserError(f"{error}; `man sbatch` has the options") from None
 
@@ -221,7 +263,8 @@ def _ask(command: Sequence[str], directory: Path | None = None, given: str | Non
     """What a command of Slurm's answers.
 
     Raises:
-        UserError: it is not there, refuses, or does not answer; one line, in its own words.
+        Unanswered: it does not answer.
+        UserError: it is not there, or refuses; one line, in its own words.
     """
     name = command[0]
     try:
@@ -239,9 +282,11 @@ def _ask(command: Sequence[str], directory: Path | None = None, given: str | Non
             f"{name} is not installed here; go to a machine of the cluster, or run with --local"
         ) from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"{name} does not answer within {_PATIENCE:.0f} s; try again") from None
+        raise Unanswered(f"{name} does not answer within {_PATIENCE:.0f} s; try again") from None
     if done.returncode != 0:
         words = (line.removeprefix(f"{name}: ") for line in done.stderr.splitlines())
         said = "; ".join(line.removeprefix("error: ").strip() for line in words)
+        if done.returncode < 0 or _UNCERTAIN.search(said):
+            raise Unanswered(f"{name} has no answer: {said or f'signal {-done.returncode}'}")
         raise UserError(f"{name} refuses: {said or f'exit status {done.returncode}'}")
     return done.stdout

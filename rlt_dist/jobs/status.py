@@ -1,8 +1,8 @@
 """What has become of a run: read from its folder, and asked of Slurm."""
 
-import json
-import time
+import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,21 @@ from rlt_dist.jobs.job import (
     RUNNING,
     SUBMITTED,
     Begun,
-    Cancelled,
     Submitted,
     job_folders,
     read_record,
     starts,
-    write_record,
 )
 from rlt_dist.util.ending import ENDED, last_ended
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import holder
 from rlt_dist.util.log import file_of
+from rlt_dist.util.records import parse_record
 
 _FINAL = ("finished", "guard", "mistake")
 """No job that ended so is started again."""
+_SUPERVISE = b"rlt_dist.jobs.supervise"
+"""The module that a job's process runs; its one argument is the job's folder."""
 _TAIL = 1 << 16
 """Bytes at the end of metrics.jsonl that hold its last whole record."""
 
@@ -44,7 +45,7 @@ class Status:
     Attributes:
         state: pending or running, or how it ended: finished, stopped, guard, mistake, failed, sick,
             cancelled, or what Slurm calls it; lost: it ended without a word; new: it never began;
-            unknown: Slurm would have to say, and does not.
+            unknown: Slurm would have to say, and does not; damaged: so is one of its records.
         why: in words, where there is more to say.
         job_id: of its newest job; None: it was never submitted.
         step, steps: done, and in all.
@@ -57,16 +58,16 @@ class Status:
     state: str
     why: str | None
     active: bool
-    job_id: str | None
-    step: int
-    steps: int | None
-    tokens_per_second: float | None
-    loss: float | None
-    checkpoint: int | None
-    saved: float | None
-    restarts: int
-    mesh: str | None
-    idle: int
+    job_id: str | None = None
+    step: int = 0
+    steps: int | None = None
+    tokens_per_second: float | None = None
+    loss: float | None = None
+    checkpoint: int | None = None
+    saved: float | None = None
+    restarts: int = 0
+    mesh: str | None = None
+    idle: int = 0
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -76,7 +77,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def statuses(folders: Iterable[Path]) -> list[Status]:
-    """What has become of runs; Slurm is asked once.
+    """What has become of runs, also of those whose records are damaged; Slurm is asked once.
 
     Raises:
         UserError: one is no run folder.
@@ -85,38 +86,29 @@ def statuses(folders: Iterable[Path]) -> list[Status]:
     for folder, job in newest.items():
         if job is None and not is_run_folder(folder):
             raise UserError(f"{folder}: is no run folder")
-    ids = {folder: _job_id(job) for folder, job in newest.items()}
-    known, trouble = _asked([found for found in ids.values() if found not in (None, LOCAL)])
-    return [
-        _status(folder, job, ids[folder], known.get(ids[folder] or ""), trouble)
-        for folder, job in newest.items()
-    ]
+    ids = []
+    for job in newest.values():
+        with suppress(UserError):
+            ids.append(_job_id(job))
+    answer = _asked([job_id for job_id in ids if job_id not in (None, LOCAL)])
+    found = []
+    for folder, job in newest.items():
+        try:
+            found.append(_status(folder, job, answer))
+        except (UserError, OSError) as error:
+            found.append(Status(folder, "damaged", str(error), active=False))
+    return found
 
 
 def status_of(run_folder: Path) -> Status:
-    """What has become of a run, or of a folder in which none has begun."""
-    if _newest_job(run_folder) is None and not is_run_folder(run_folder):
-        return _status(run_folder, None, None, None, None)
-    (status,) = statuses([run_folder])
-    return status
-
-
-def cancel(run_folder: Path) -> Status:
-    """Cancel a run's job; what it was before.
+    """What has become of a run, or of a folder in which none has begun.
 
     Raises:
-        UserError: there is none that waits or runs, or Slurm refuses.
+        UserError: one of its records is damaged.
     """
-    (status,) = statuses([run_folder])
-    job, job_id = _newest_job(run_folder), status.job_id
-    if not status.active:
-        raise UserError(f"{run_folder}: nothing to cancel, it is {status.state}")
-    if job is None or job_id is None or job_id == LOCAL:
-        raise UserError(f"{run_folder}: {status.why}; stop it there with Ctrl-C")
-    # `status` tells by it how the job ended, also once Slurm has forgotten it.
-    write_record(job / CANCELLED, Cancelled(when=time.time()))
-    slurm.cancel(job_id)
-    return status
+    job = _newest_job(run_folder)
+    job_id = _job_id(job)
+    return _status(run_folder, job, _asked([] if job_id in (None, LOCAL) else [job_id]))
 
 
 def log_of(run_folder: Path, rank: int | None) -> Path:
@@ -127,7 +119,10 @@ def log_of(run_folder: Path, rank: int | None) -> Path:
     return file_of(run_folder, rank or 0)
 
 
-def _asked(job_ids: list[str]) -> tuple[dict[str, slurm.Queued], str | None]:
+_Answer = tuple[dict[str, slurm.Queued], str | None]
+
+
+def _asked(job_ids: list[str]) -> _Answer:
     """What Slurm knows of jobs, and why it does not say."""
     try:
         return slurm.queue(job_ids), None
@@ -146,16 +141,25 @@ def _job_id(job: Path | None) -> str | None:
     return read_record(job / SUBMITTED, Submitted).job_id
 
 
-def _status(
-    run_folder: Path,
-    job: Path | None,
-    job_id: str | None,
-    queued: slurm.Queued | None,
-    trouble: str | None,
-) -> Status:
+def supervisor_of(job: Path | None) -> int | None:
+    """The process of this machine that supervises a job, if there is one."""
+    if job is None:
+        return None
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            *_, module, folder, _ = [b"", b"", *path.read_bytes().split(b"\0")]
+            if module == _SUPERVISE and os.path.samefile(folder, job):
+                return int(path.parent.name)
+    return None
+
+
+def _status(run_folder: Path, job: Path | None, answer: _Answer) -> Status:
+    known, trouble = answer
+    job_id = _job_id(job)
+    queued = known.get(job_id or "")
     state, why, active = _state(run_folder, job, queued, trouble)
     last = last_record(run_folder / METRICS)
-    saved = [path for path in checkpoints(run_folder / CHECKPOINTS) if (path / MANIFEST).is_file()]
+    checkpoint, saved = _newest_checkpoint(run_folder)
     begun = _begun(job)
     return Status(
         run_folder=run_folder,
@@ -167,12 +171,20 @@ def _status(
         steps=_steps(run_folder, job),
         tokens_per_second=last.get("tokens_per_second"),
         loss=last.get("loss"),
-        checkpoint=step_of(saved[-1]) if saved else None,
-        saved=(saved[-1] / MANIFEST).stat().st_mtime if saved else None,
+        checkpoint=checkpoint,
+        saved=saved,
         restarts=max(len(begun) - 1, queued.restarts if queued else 0, 0),
         mesh=begun[-1].mesh if begun else None,
         idle=begun[-1].idle if begun else 0,
     )
+
+
+def _newest_checkpoint(run_folder: Path) -> tuple[int | None, float | None]:
+    """Its step, and when it was written."""
+    for path in reversed(checkpoints(run_folder / CHECKPOINTS)):
+        with suppress(FileNotFoundError):  # It is not whole, or was removed meanwhile.
+            return step_of(path), (path / MANIFEST).stat().st_mtime
+    return None, None
 
 
 def _begun(job: Path | None) -> list[Begun]:
@@ -193,6 +205,10 @@ def _state(
     here = holder(run_folder)
     if here is not None:
         return "running", here, True
+    if job is not None and _job_id(job) is None:
+        return "unknown", unanswered(job), False
+    if _job_id(job) == LOCAL and (supervisor := supervisor_of(job)) is not None:
+        return "running", f"process {supervisor} supervises it here", True
     how, why = _ending(run_folder, job)
     if queued is not None and queued.state not in ("COMPLETED", "FAILED"):
         return queued.state.lower(), why, False
@@ -200,9 +216,19 @@ def _state(
         return how, why, False
     if trouble is not None and _job_id(job) not in (None, LOCAL):
         return "unknown", trouble, False
-    if how in ("stopped", "lost") and job is not None and (job / CANCELLED).is_file():
+    if job is not None and (job / CANCELLED).is_file():
         return "cancelled", why, False
+    if how == "lost" and (job_id := _job_id(job)) not in (None, LOCAL):
+        why = slurm.last_word(job_id, queued)
     return how, why, False
+
+
+def unanswered(job: Path) -> str:
+    """What a person should know of a job's folder without Slurm's answer."""
+    return (
+        f"Slurm's answer is not in {job}, as it is being submitted or that was interrupted; "
+        f"look for it with `squeue --me`, and if it is not there, remove the folder"
+    )
 
 
 def _ending(run_folder: Path, job: Path | None) -> tuple[str, str | None]:
@@ -222,14 +248,18 @@ def _ending(run_folder: Path, job: Path | None) -> tuple[str, str | None]:
 
 
 def last_record(path: Path) -> dict[str, Any]:
-    """The last whole object of a file of one a line; none: {}."""
+    """The last whole object of a file of one a line; none: {}.
+
+    Raises:
+        UserError: it is no object.
+    """
     if not path.is_file():
         return {}
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - _TAIL))
         *whole, _ = file.read().split(b"\n")
-    return json.loads(whole[-1]) if whole and whole[-1] else {}
+    return parse_record(whole[-1], f"{path}: its last line") if whole else {}
 
 
 def _steps(run_folder: Path, job: Path | None) -> int | None:
@@ -239,5 +269,6 @@ def _steps(run_folder: Path, job: Path | None) -> int | None:
     if not there:
         return None
     newest = max(there, key=lambda path: path.stat().st_mtime)
-    steps = read_yaml(newest).get("train", {}).get("steps")
+    train = read_yaml(newest).get("train")
+    steps = train.get("steps") if isinstance(train, dict) else None
     return steps if isinstance(steps, int) else None

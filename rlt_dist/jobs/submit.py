@@ -4,16 +4,20 @@ Everything a job works from is in its own folder before it is submitted; what is
 nothing behind.
 """
 
+import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.jobs import slurm
+from rlt_dist.jobs.active import active_jobs
 from rlt_dist.jobs.batch import LOCAL
 from rlt_dist.jobs.freeze import PACKAGE, freeze, revision
 from rlt_dist.jobs.job import (
@@ -30,12 +34,13 @@ from rlt_dist.jobs.job import (
     write_record,
 )
 from rlt_dist.jobs.lead import UNMEASURED, lead_of
-from rlt_dist.jobs.options import has, value_of
+from rlt_dist.jobs.options import awaited, value_of
 from rlt_dist.jobs.plan import Plan, Room, own_folders, plan_run, seconds_of, tasks_of
-from rlt_dist.jobs.status import status_of
+from rlt_dist.jobs.status import unanswered
 from rlt_dist.jobs.template import TASKS, render
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
+from rlt_dist.util.lock import LOCK, holder, locked
 
 _TASK = "{task}"
 
@@ -71,14 +76,22 @@ class Ready:
 
     Attributes:
         jobs: by task; that of no array is task 0.
-        script: of the folder that is the next in the first run's.
     """
 
     wanted: Wanted
     room: Room
     plans: dict[int, Plan]
     jobs: dict[int, Job]
-    script: str
+
+    def script(self) -> str:
+        """The job script, of the folder that is the next in the first run's.
+
+        Raises:
+            UserError: the template cannot be read, or is none.
+        """
+        first = next(iter(self.jobs.values()))
+        folder = _next_folder(first.run_folder)
+        return render(self.wanted.template, folder, first, self.wanted.array)
 
     def lines(self) -> list[str]:
         """What a person should know of it."""
@@ -149,7 +162,7 @@ def make_ready(
     again = "--reset-state" in wanted.job.arguments
     plans = {}
     for task, config in configs.items():
-        _check_idle(config.run_folder, wanted)
+        _check_idle(config.run_folder, wanted, task)
         plans[task] = plan_run(config, room, compare=compare, reset_state=again)
     jobs = {
         task: wanted.job.model_copy(
@@ -160,45 +173,116 @@ def make_ready(
     # One script serves all tasks: with the longest lead.
     lead = max(job.lead for job in jobs.values())
     jobs = {task: job.model_copy(update={"lead": lead}) for task, job in jobs.items()}
-    first = next(iter(jobs.values()))
-    script = render(wanted.template, _next_folder(first.run_folder), first, wanted.array)
-    return Ready(wanted, room, plans, jobs, script)
+    return Ready(wanted, room, plans, jobs)
 
 
 def submit(ready: Ready) -> tuple[str, str | None]:
     """Make the jobs' folders and submit them; the job's id, and what keeps it from starting.
 
     Raises:
-        UserError: Slurm refuses; nothing is left behind.
+        UserError: Slurm refuses, and nothing is left behind; or it may have taken the job, or has
+            and that cannot be written down, and the folders are kept.
     """
     wanted, job, directory = ready.wanted, ready.wanted.job, ready.wanted.job.directory
     partition = value_of(job.options, "--partition", "-p")
-    waits = slurm.check(ready.script, directory, partition, job.nodes_min)
-    with _folders(ready) as folders:
-        job_id = slurm.submit(next(iter(folders.values())) / SCRIPT, wanted.once, directory)
-    for task, folder in folders.items():
-        own = job_id if wanted.array is None else f"{job_id}_{task}"
-        write_record(folder / SUBMITTED, Submitted(job_id=own, when=time.time()))
+    with _alone(ready), ExitStack() as undo:
+        script = ready.script()
+        waits = slurm.check(script, directory, partition, job.nodes_min)
+        folders = _make_folders(ready, script, undo)
+        with _uninterrupted():
+            first = next(iter(folders.values()))
+            try:
+                job_id = slurm.submit(first / SCRIPT, wanted.once, directory)
+            except slurm.Unanswered as error:
+                undo.pop_all()
+                raise UserError(f"{error}; {unanswered(first)}") from None
+            undo.pop_all()
+            _record(folders, job_id, wanted)
     return job_id, waits
 
 
 def make_local(ready: Ready) -> Path:
     """Make the folder of a job that this machine is to run; its script."""
-    with _folders(ready) as folders:
-        (folder,) = folders.values()
+    with _alone(ready), ExitStack() as undo:
+        (folder,) = _make_folders(ready, ready.script(), undo).values()
         write_record(folder / SUBMITTED, Submitted(job_id=LOCAL, when=time.time()))
+        undo.pop_all()
     return folder / SCRIPT
 
 
-def _check_idle(run_folder: Path, wanted: Wanted) -> None:
-    """A run is trained by one job at a time, unless the next one waits for it."""
-    status = status_of(run_folder)
-    if status.active and not has(wanted.once, "--dependency", "-d"):
-        job = f"job {status.job_id}" if status.job_id else (status.why or "a process")
+def _record(folders: dict[int, Path], job_id: str, wanted: Wanted) -> None:
+    """Write down what Slurm has answered."""
+    try:
+        for task, folder in folders.items():
+            own = job_id if wanted.array is None else f"{job_id}_{task}"
+            write_record(folder / SUBMITTED, Submitted(job_id=own, when=time.time()))
+    except OSError as error:
         raise UserError(
-            f"{run_folder}: {job} is {status.state}; `rlt-dist cancel {run_folder}` it first, or "
-            "wait for it with --dependency"
-        )
+            f"job {job_id} is submitted, but that cannot be written into {folder}: "
+            f"{error.strerror}; the job will do so when it starts, `scancel {job_id}` ends it"
+        ) from None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Between a job and what is remembered of it nobody's Ctrl-C may come; sbatch ignores it, too.
+
+    Python interrupts its main thread only.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _alone(ready: Ready) -> Iterator[None]:
+    """Hold idle runs for one submission; folders that stay empty are removed again.
+
+    Raises:
+        UserError: another submission is under way, or a run is not idle.
+    """
+    with ExitStack() as stack:
+        for task, job in ready.jobs.items():
+            jobs = job.run_folder / JOBS
+            stack.enter_context(locked(jobs, "submits a job"))
+            stack.callback(_remove_unused, jobs)
+            _check_idle(job.run_folder, ready.wanted, task)
+        yield
+
+
+def _remove_unused(jobs: Path) -> None:
+    """What the run or other jobs have there stays."""
+    with suppress(OSError):
+        if os.listdir(jobs) == [LOCK]:
+            (jobs / LOCK).unlink()
+            jobs.rmdir()
+            jobs.parent.rmdir()
+
+
+def _check_idle(run_folder: Path, wanted: Wanted, task: int) -> None:
+    """A run is trained by one job at a time, unless the next one waits for its end."""
+    folders = job_folders(run_folder)
+    if folders and not (folders[-1] / SUBMITTED).is_file():
+        raise UserError(unanswered(folders[-1]))
+    jobs = active_jobs(run_folder) if slurm.installed() else []
+    ends = awaited(value_of(wanted.once, "--dependency", "-d") or "", task)
+    for job in jobs:
+        if not ends & {job.job_id, job.job_id.partition("_")[0]}:
+            wait = f", or wait for it with --dependency afterany:{job.job_id}"
+            raise UserError(
+                f"{run_folder}: job {job.job_id} is {job.state.lower()}; `rlt-dist cancel "
+                f"{run_folder}` it first{wait if job.process is None else ''}"
+            )
+    here = holder(run_folder)
+    if here is not None and not jobs:  # otherwise it is one of those
+        raise UserError(f"{run_folder}: {here}; stop it first")
 
 
 def _lead(wanted: Wanted, plan: Plan) -> float:
@@ -221,45 +305,34 @@ def _lead(wanted: Wanted, plan: Plan) -> float:
 
 
 def _next_folder(run_folder: Path) -> Path:
-    folders = job_folders(run_folder)
-    number = int(folders[-1].name) + 1 if folders else 1
-    return run_folder / JOBS / f"{number:04}"
+    """Also after one that somebody was killed over, before it was a job's."""
+    numbers = [int(path.name) for path in (run_folder / JOBS).glob("[0-9]" * 4)]
+    return run_folder / JOBS / f"{max(numbers, default=0) + 1:04}"
 
 
-@contextmanager
-def _folders(ready: Ready) -> Iterator[dict[int, Path]]:
-    """The jobs' folders, by task; whatever goes wrong inside, they are removed."""
-    made: dict[int, Path] = {}
-    try:
-        for task, job in ready.jobs.items():
-            made[task] = _next_folder(job.run_folder)
-            try:
-                made[task].mkdir(parents=True)
-            except FileExistsError:
-                raise UserError(
-                    f"{made.pop(task)}: another submission is under way; try again"
-                ) from None
+def _make_folders(ready: Ready, script: str, undo: ExitStack) -> dict[int, Path]:
+    """The jobs' folders, by task, with all that they work from.
+
+    Args:
+        undo: is told how they are removed.
+    """
+    made = {task: _next_folder(job.run_folder) for task, job in ready.jobs.items()}
+    for task, folder in made.items():
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        folder.mkdir()
+        _fill(folder, ready, task, script)
+    if ready.wanted.array is not None:
+        links = next(iter(made.values())) / TASKS
+        links.mkdir()
         for task, folder in made.items():
-            _fill(folder, ready, task)
-        if ready.wanted.array is not None:
-            links = next(iter(made.values())) / TASKS
-            links.mkdir()
-            for task, folder in made.items():
-                (links / str(task)).symlink_to(folder)
-        yield made
-    except BaseException:
-        for folder in made.values():
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # what other jobs or the run have there stays
-                folder.parent.rmdir()
-                folder.parent.parent.rmdir()
-        raise
+            (links / str(task)).symlink_to(folder)
+    return made
 
 
-def _fill(folder: Path, ready: Ready, task: int) -> None:
+def _fill(folder: Path, ready: Ready, task: int, script: str) -> None:
     wanted, job = ready.wanted, ready.jobs[task]
     freeze(wanted.code, folder / CODE)
     write_atomic(folder / REVISION, wanted.revision)
     write_atomic(folder / CONFIG, ready.plans[task].config.to_yaml())
-    write_atomic(folder / SCRIPT, ready.script)
+    write_atomic(folder / SCRIPT, script)
     write_record(folder / JOB, job)

@@ -9,13 +9,13 @@ batch system this process starts the ranks again itself.
 
 import math
 import os
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rlt_dist.checkpoint.manifest import checkpoints, read_manifest, step_of
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS
@@ -25,6 +25,7 @@ from rlt_dist.jobs.batch import Batch, batch_of
 from rlt_dist.jobs.decide import decide
 from rlt_dist.jobs.health import LIMIT, judge, parse_reports
 from rlt_dist.jobs.job import (
+    CANCELLED,
     CONFIG,
     JOB,
     RUNNING,
@@ -38,11 +39,11 @@ from rlt_dist.jobs.job import (
     write_record,
 )
 from rlt_dist.jobs.nodes import Layout, lay_out
-from rlt_dist.jobs.ranks import run_ranks_with
-from rlt_dist.util.ending import STATUS
-from rlt_dist.util.errors import UserError
-from rlt_dist.util.log import show_error
-from rlt_dist.util.signals import Signals, heard
+from rlt_dist.jobs.ranks import begin, end, run_ranks_with
+from rlt_dist.util.ending import STATUS, how_of
+from rlt_dist.util.errors import UserError, disk_trouble, one_line
+from rlt_dist.util.log import show_error, warn
+from rlt_dist.util.signals import SIGNALS, Signals, heard
 
 
 def supervise(folder: Path, batch: Batch, asked: Signals) -> int:
@@ -57,14 +58,17 @@ def supervise(folder: Path, batch: Batch, asked: Signals) -> int:
 
     Raises:
         UserError: the run does not fit on the nodes.
+        OSError: a start cannot be written down before it begins, so that it would not be counted.
     """
     job = read_record(folder / JOB, Job)
     _remember_lost_start(folder, job)
-    decision = decide(list(starts(folder)), job.attempts, wanted=True)
+    known = list(starts(folder))
+    unwanted = "cancelled" if (folder / CANCELLED).is_file() else None
+    decision = decide(known, job.attempts, unwanted=unwanted)
     while decision.again:
-        start = _start_once(folder, job, batch, asked)
-        decision = decide(list(starts(folder)), job.attempts, wanted=batch.wants(start))
-        if decision.again and batch.requeue(start.sick):
+        known.append(_start_once(folder, job, batch, asked))
+        decision = decide(known, job.attempts, unwanted=batch.unwanted(known[-1]))
+        if decision.again and batch.requeue(known[-1].sick):
             break
     print(f"rlt-dist: job {batch.job_id}: {decision.why}", flush=True)
     return decision.status
@@ -84,8 +88,18 @@ def _start_once(folder: Path, job: Job, batch: Batch, asked: Signals) -> Start:
     )
     write_record(folder / RUNNING, begun)
     _announce(begun)
-    outcome = _unfit(folder, batch, asked) or _run_ranks(folder, job, batch, layout)
-    return _remember(folder, job, begun, outcome)
+    try:
+        outcome = _unfit(folder, job, batch, asked) or _run_ranks(folder, job, batch, layout)
+    except (UserError, OSError) as error:
+        outcome = _Outcome(how_of(error), str(error))
+    start = _ended(job, begun, outcome)
+    try:
+        _remember(folder, start)
+    except OSError as error:  # The next start does it, or ends.
+        if (why := disk_trouble(error)) is None:
+            raise
+        warn(why)
+    return start
 
 
 def _announce(begun: Begun) -> None:
@@ -106,32 +120,32 @@ class _Outcome:
     sick: tuple[str, ...] = ()
 
 
-def _unfit(folder: Path, batch: Batch, asked: Signals) -> _Outcome | None:
+def _unfit(folder: Path, job: Job, batch: Batch, asked: Signals) -> _Outcome | None:
     """Why the ranks cannot be started on these nodes at this time."""
-    sick = _sick_nodes(folder, batch, asked)
+    sick = _sick_nodes(folder, job, batch, asked)
     if asked.first:
         return _Outcome("stopped", f"stopped before the first step: was sent {asked.first}")
     if not sick:
         return None
     why = "; ".join(f"{node}: {trouble}" for node, trouble in sick.items())
-    if len(sick) == len(batch.nodes):  # Then it is hardly the nodes.
+    if len(sick) == len(batch.nodes) > 1:  # Then it is hardly the nodes.
         return _Outcome("failed", why)
     return _Outcome("sick", why, tuple(sick))
 
 
-def _sick_nodes(folder: Path, batch: Batch, asked: Signals) -> dict[str, str]:
+def _sick_nodes(folder: Path, job: Job, batch: Batch, asked: Signals) -> dict[str, str]:
     """The nodes that are not fit to train, and why."""
     where = *map(str, batch.meeting), str(len(batch.nodes))
     program = ["-P", "-m", "rlt_dist.jobs.health", str(folder), *where]
     until = time.monotonic() + LIMIT
-    with subprocess.Popen(batch.once_a_node(program), stdout=subprocess.PIPE, text=True) as process:
-        while asked.first is None and time.monotonic() < until:
-            with suppress(subprocess.TimeoutExpired):
-                told, _ = process.communicate(timeout=0.2)
-                return judge(batch.nodes, parse_reports(told))
-        process.terminate()
-        told, _ = process.communicate()
-    return judge(batch.nodes, parse_reports(told))
+    # A file: the end of a pipe would have to be waited for as long as a hung node holds it.
+    with TemporaryFile("w+") as told:
+        process = begin(batch.once_a_node(program), output=told)
+        while process.poll() is None and asked.first is None and time.monotonic() < until:
+            time.sleep(0.1)
+        end(process)
+        told.seek(0)
+        return judge(batch.nodes, parse_reports(told.read()), job.gpus)
 
 
 def _run_ranks(folder: Path, job: Job, batch: Batch, layout: Layout) -> _Outcome:
@@ -140,12 +154,12 @@ def _run_ranks(folder: Path, job: Job, batch: Batch, layout: Layout) -> _Outcome
     program += [*layout.axes.overrides(), *job.arguments]
     places = [ranks for ranks in layout.ranks if ranks]
     launch = batch.ranks(program, places, job.in_job_restarts, math.ceil(job.lead))
-    ending = run_ranks_with(launch.command, {**os.environ, **launch.environment}, job.run_folder)
+    ending = run_ranks_with(launch.command, launch.environment_in(os.environ), job.run_folder)
     return _Outcome(ending.how, ending.why)
 
 
-def _remember(folder: Path, job: Job, begun: Begun, outcome: _Outcome) -> Start:
-    start = Start(
+def _ended(job: Job, begun: Begun, outcome: _Outcome) -> Start:
+    return Start(
         **begun.model_dump(),
         ended=time.time(),
         how=outcome.how,
@@ -153,9 +167,11 @@ def _remember(folder: Path, job: Job, begun: Begun, outcome: _Outcome) -> Start:
         to_step=_newest_step(job.run_folder),
         sick=outcome.sick,
     )
+
+
+def _remember(folder: Path, start: Start) -> None:
     add_start(folder, start)
     (folder / RUNNING).unlink()
-    return start
 
 
 def _remember_lost_start(folder: Path, job: Job) -> None:
@@ -163,7 +179,7 @@ def _remember_lost_start(folder: Path, job: Job) -> None:
     if (folder / RUNNING).is_file():
         begun = read_record(folder / RUNNING, Begun)
         why = f"no word of its end: node {begun.nodes[0]} was lost, or the job was killed"
-        _remember(folder, job, begun, _Outcome("failed", why))
+        _remember(folder, _ended(job, begun, _Outcome("failed", why)))
 
 
 def _newest_step(run_folder: Path) -> int:
@@ -185,13 +201,17 @@ def main(arguments: Sequence[str]) -> int:
     """Supervise the job of the folder that the arguments name."""
     folder = Path(arguments[0]).absolute()
     with heard() as asked:
+        # The job script holds back what it is sent before somebody hears it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         # At a second signal the ranks end at once, and this process as soon as they have.
         asked.at_second = lambda _: None
         try:
             return supervise(folder, batch_of(folder, asked), asked)
-        except UserError as error:
-            show_error(str(error))
-            return STATUS["mistake"]
+        except (UserError, OSError) as error:
+            if (why := one_line(error)) is None:
+                raise
+            show_error(why)
+            return STATUS[how_of(error)]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ allocation has Slurm's variables too, and a single process needs no launcher.
 """
 
 import fcntl
+import os
 import re
 import socket
 import subprocess
@@ -18,6 +19,9 @@ from rlt_dist.util.errors import UserError
 
 LAUNCHER = "RLT_DIST_LAUNCHER"
 """In the environment: mpi or srun, where ranks are to find their places by these."""
+
+THREADS = "OMP_NUM_THREADS"
+"""In the environment: on how many threads a rank computes, where a person wants to say so."""
 
 RANK_NAME = "rlt-rank-"
 """A rank's process is called so, with its number: in `top`, and for whoever has to find it."""
@@ -122,6 +126,11 @@ def by_mpi(environment: Mapping[str, str]) -> Launched:
     MPI.Finalize()
     local_rank, local_size = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
     return Launched(rank, len(hosts), local_rank, local_size, address, port)
+
+
+def share_of(ranks: int) -> int:
+    """Threads of each of so many ranks that share this machine's cores."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def name_process(rank: int) -> None:

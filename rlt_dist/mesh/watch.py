@@ -26,7 +26,7 @@ from typing import NoReturn, Protocol
 
 import torch.distributed as dist
 
-from rlt_dist.util.ending import STATUS, How, Recorder
+from rlt_dist.util.ending import STATUS, How, Recorder, how_of
 from rlt_dist.util.errors import UserError, one_line
 from rlt_dist.util.log import show_error
 
@@ -110,7 +110,7 @@ def alone() -> Iterator[Watch]:
     try:
         yield watch
     except BaseException as error:
-        watch.recorder.record(_how(error), _one_line(error) or _summary(error))
+        watch.recorder.record(how_of(error), _one_line(error) or _summary(error))
         raise
 
 
@@ -179,7 +179,7 @@ class _Watch:
             self._end(self._board, prefix + _summary(error), trace)
         if isinstance(error, UserError) and error.shared:
             prefix = ""
-        self._end(self._board, prefix + message, how=_how(error))
+        self._end(self._board, prefix + message, how=how_of(error))
 
     def _look(self, board: dist.Store) -> None:
         """The thread: look at the board and at the next rank until the work is finished."""
@@ -324,12 +324,6 @@ def _one_line(error: BaseException) -> str | None:
 
 def _summary(error: BaseException) -> str:
     return traceback.format_exception_only(error)[0].splitlines()[0]
-
-
-def _how(error: BaseException) -> How:
-    if isinstance(error, UserError) and error.guard:
-        return "guard"
-    return "failed" if one_line(error) is None else "mistake"
 
 
 def _exit(status: int) -> NoReturn:

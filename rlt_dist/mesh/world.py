@@ -12,7 +12,15 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from rlt_dist.mesh.launched import Launched, address_towards, interface_of, launched, name_process
+from rlt_dist.mesh.launched import (
+    THREADS,
+    Launched,
+    address_towards,
+    interface_of,
+    launched,
+    name_process,
+    share_of,
+)
 from rlt_dist.mesh.watch import Watch, alone, watched
 from rlt_dist.util import log
 
@@ -113,8 +121,8 @@ def open_world(environment: Mapping[str, str] = os.environ) -> Iterator[World]:
     where = f"{gethostname()} {device}"
     name_process(rank)
     log.be_rank(rank, size, where)
-    if "OMP_NUM_THREADS" not in environment:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_size))
+    if THREADS not in environment:
+        torch.set_num_threads(share_of(place.local_size))
     if place.size > place.local_size:
         choose_interface(place.address, place.port, environment)
     store, watching = _meet(place)
@@ -171,5 +179,7 @@ def _group_of_all(
 def _device(local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    # Slurm may show each of its tasks its own device alone.
+    device = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
+    torch.cuda.set_device(device)
+    return device

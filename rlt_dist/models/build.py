@@ -2,18 +2,19 @@
 
 import torch
 
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
+from rlt_dist.models.gru import GatedRecurrentUnits
 from rlt_dist.models.initial import initialise
 from rlt_dist.models.rlt.model import RecurrentLoopedTransformer
 from rlt_dist.models.transformer_xl.model import FrozenTransformerXL, TransformerXL
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 
-Model = RecurrentLoopedTransformer | TransformerXL
-"""Both have forward (the composing function), logits, nll, loss (the sum of nll, for training),
+Model = RecurrentLoopedTransformer | TransformerXL | GatedRecurrentUnits
+"""All have forward (the composing function), logits, nll, loss (the sum of nll, for training),
 empty_state, frozen and initial_distribution."""
 
-Frozen = RecurrentLoopedTransformer | FrozenTransformerXL
-"""What `frozen` of a model gives, to evaluate with while weights stand still: both have forward
+Frozen = RecurrentLoopedTransformer | FrozenTransformerXL | GatedRecurrentUnits
+"""What `frozen` of a model gives, to evaluate with while weights stand still: all have forward
 without noise (by a call), logits, nll and empty_state."""
 
 
@@ -34,6 +35,8 @@ def build_model(
     if isinstance(config, RltConfig):
         model = RecurrentLoopedTransformer(config, vocabulary, recurrence, recompute_layers)
         return model.to(dtype)
+    if isinstance(config, GruConfig):
+        return GatedRecurrentUnits(config, vocabulary).to(dtype)
     return TransformerXL(config, vocabulary, recompute_layers).to(dtype)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlt_dist.ops.noise import Noise, masked
+from rlt_dist.ops.noise import Noise, WeightMask, masked
 from rlt_dist.ops.seam import Seam
 
 
@@ -26,6 +26,12 @@ class Dropout:
         if self.p == 0.0 or self.noise is None:
             return None
         return self.noise.shared_mask(self.p, site, shape)
+
+    def weights(self, site: str, layer: int, heads: range, all_heads: int) -> WeightMask | None:
+        """The mask of attention weights of some heads, not drawn yet."""
+        if self.p == 0.0 or self.noise is None:
+            return None
+        return self.noise.weight_mask(self.p, site, layer, heads, all_heads)
 
     def __call__(self, x: Tensor, site: str, layer: int = 0) -> Tensor:
         """Drop entries of x [b, ...]."""

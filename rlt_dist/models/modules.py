@@ -1,4 +1,4 @@
-"""Small things that both models make and run their modules with."""
+"""Small things that models make and run their modules with."""
 
 from typing import Any, TypeVar
 

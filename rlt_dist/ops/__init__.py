@@ -1,1 +1,1 @@
-"""Arithmetic that both models share; each fast version stands beside the torch that defines it."""
+"""Arithmetic that models share; each fast version stands beside the torch that defines it."""

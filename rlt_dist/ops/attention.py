@@ -3,6 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from rlt_dist.ops.choice import takes_triton
+from rlt_dist.ops.precision import product_dtype
+from rlt_dist.ops.reach import Reach
+
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """softmax(q k / sqrt(d_head)) v over the keys that are seen.
@@ -27,3 +31,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         enable_gqa=query.shape[2] != key.shape[2],
     )
     return attended.transpose(1, 2).flatten(2)
+
+
+def attend_within(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
+    """`attend` to the keys that `reach` lets each query see, in triton's kernels on a GPU.
+
+    They never form the mask, nor read keys that no query of a block sees. Products have the type
+    that autocast asks for, in both.
+    """
+    dtype = product_dtype(query)
+    if not takes_triton(query.device.type, dtype, query.shape[-1]):
+        return attend(query, key, value, reach.mask)
+    from rlt_dist.ops.triton.band import attend_band
+
+    return attend_band(query.to(dtype), key, value, reach)

@@ -17,12 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlt_dist.ops.choice import takes_triton
 from rlt_dist.ops.precision import add_product_, product_dtype, wide
 from rlt_dist.ops.seam import WHOLE, Seam
 
 # Every block reads and writes a gradient of W's size once, which fewer tokens would not be worth;
 # the logits of many more have left the cache when the softmax comes to them.
 _LEAST_TOKENS, _LEAST_LOGITS = 512, 1 << 20
+_OF_KERNELS = 1 << 28
+"""Logits of a block where triton's kernels form it: half a gigabyte in bfloat16."""
 
 
 def linear_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -50,7 +53,10 @@ def linear_nll(
     """
     if seam is WHOLE:
         _check(targets, len(weight))
-    size = _block(weight, seam)
+    here = hidden.device.type, product_dtype(hidden)
+    if not torch.is_grad_enabled() and takes_triton(*here):
+        return _nll_in_kernels(hidden, weight, bias, targets, seam)
+    size = _block(weight, seam, _LEAST_LOGITS)
     blocks = zip(hidden.split(size), targets.split(size), strict=True)
     nll = [_nll(linear_logits(rows, weight, bias), wanted, seam) for rows, wanted in blocks]
     return torch.cat(nll)
@@ -95,17 +101,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dw = torch.zeros(w.shape, dtype=sums, device=x.device) if to_w else None
         db = torch.zeros(len(w), dtype=sums, device=x.device) if to_b else None
         loss = torch.zeros((), dtype=sums, device=x.device)
-        size = _block(w, seam)
-        buffer = torch.empty(min(size, len(x)), len(w), dtype=dtype, device=x.device)
+        if takes_triton(x.device.type, dtype):  # Rows of 16 numbers are read in whole vectors.
+            form, size, columns = _in_kernels, _block(w, seam, _OF_KERNELS), -(-len(w) // 16) * 16
+        else:  # torch would copy rows that do not lie one behind the other.
+            form, size, columns = _in_torch, _block(w, seam, _LEAST_LOGITS), len(w)
+        room = torch.empty(min(size, len(x)), columns, dtype=dtype, device=x.device)
+        buffer = room[:, : len(w)]
         with torch.autocast(x.device.type, enabled=False):
             for block in (slice(i, i + size) for i in range(0, len(x), size)):
                 rows = x[block]
-                logits = _linear(rows, w, b, out=buffer[: len(rows)])
-                dlogits = logits.to(sums)  # the same tensor unless products are narrower
-                loss += _loss_and_gradient_(dlogits, targets[block], seam)
-                if db is not None:
-                    db += dlogits.sum(dim=0)
-                narrow = logits.copy_(dlogits)
+                narrow = buffer[: len(rows)]
+                loss += form(rows, w, b, targets[block], seam, narrow, db)
                 if dx is not None:
                     torch.mm(narrow, w, out=dx[block])
                 if dw is not None:
@@ -127,6 +133,59 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*gradients, None, None)
 
 
+def _in_torch(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    seam: Seam,
+    out: Tensor,
+    db: Tensor | None,
+) -> Tensor:
+    """The loss of some tokens; its gradient for their logits goes into `out`, [r, V].
+
+    The gradient's sum over the tokens is added to `db`, before it is rounded to out's type.
+    """
+    logits = _linear(x, weight, bias, out=out)
+    dlogits = logits.to(wide(logits.dtype))  # the same tensor unless products are narrower
+    loss = _loss_and_gradient_(dlogits, targets, seam)
+    if db is not None:
+        db += dlogits.sum(dim=0)
+    logits.copy_(dlogits)
+    return loss
+
+
+def _in_kernels(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    seam: Seam,
+    out: Tensor,
+    db: Tensor | None,
+) -> Tensor:
+    """`_in_torch` by triton's kernels: no logits are in memory, only their gradient."""
+    from rlt_dist.ops.triton.cross_entropy import gradient, token_logs
+
+    known = token_logs(x, weight, bias, targets, seam)
+    _check_owners(known.owners)
+    gradient(x, weight, bias, targets, known.log, out, db)
+    return (known.log - known.wanted).sum()
+
+
+def _nll_in_kernels(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, seam: Seam
+) -> Tensor:
+    """`linear_nll` by triton's kernels, which have no gradient of it."""
+    from rlt_dist.ops.triton.cross_entropy import token_logs
+
+    dtype = product_dtype(hidden)
+    narrow_bias = None if bias is None else bias.to(dtype)
+    known = token_logs(hidden.to(dtype), weight.to(dtype), narrow_bias, targets, seam)
+    _check_owners(known.owners)
+    return known.log - known.wanted
+
+
 def _check(targets: Tensor, vocabulary: int) -> None:
     """Indexing would take a negative target from the end, F.cross_entropy would skip -100."""
     if not targets.numel():
@@ -137,10 +196,19 @@ def _check(targets: Tensor, vocabulary: int) -> None:
         raise IndexError(f"target {wrong} is none of the ids 0 .. {vocabulary - 1}")
 
 
-def _block(weight: Tensor, seam: Seam) -> int:
+def _block(weight: Tensor, seam: Seam, logits: int) -> int:
     """How many tokens make a block: alike on all processes, as the most rows of one want it."""
     rows = int(seam.largest(torch.tensor(len(weight), device=weight.device)))
-    return max(_LEAST_TOKENS, _LEAST_LOGITS // rows)
+    return block_tokens(rows, logits)
+
+
+def block_tokens(rows: int, logits: int = _LEAST_LOGITS) -> int:
+    """Tokens whose logits are there at a time, of a softmax over so many rows.
+
+    Args:
+        logits: that a block is worth forming.
+    """
+    return max(_LEAST_TOKENS, logits // rows)
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:

@@ -51,6 +51,37 @@ def uniform_bits(streams: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class WeightMask:
+    """The keep-mask of attention weights, which need not be formed to be known.
+
+    It is drawn with the distance first: a mask's bits are numbered along its shape, so more memory
+    adds masks for farther distances and leaves those of nearer ones as they were.
+
+    Attributes:
+        streams: int64 [b], as `Noise.lane_streams` gives them.
+        p: the probability that a weight is dropped.
+        heads: those of this process, consecutive ones.
+        all_heads: how many there are on all processes, for which the mask is drawn.
+    """
+
+    streams: Tensor
+    p: float
+    heads: range
+    all_heads: int
+
+    def drawn(self, queries: int, keys: int) -> Tensor:
+        """The scaled mask, float32 [b, H, Q, K], the distance last."""
+        bits = uniform_bits(self.streams, (keys, self.all_heads, queries))
+        own = _scaled(bits, self.p).narrow(2, self.heads.start, len(self.heads))
+        return own.permute(0, 2, 3, 1)
+
+    @property
+    def threshold(self) -> int:
+        """The least of the 24 random bits of a weight that is kept."""
+        return _threshold(self.p)
+
+
+@dataclass(frozen=True)
 class Noise:
     """Names the masks of one optimizer step.
 
@@ -69,8 +100,17 @@ class Noise:
 
         `shape` is that of a whole lane's activation; a rank that holds a part of it cuts the mask.
         """
-        key = _signed(seed_from(self.seed, self.step, site, layer))
-        return _scaled(uniform_bits(self.lanes * _signed(_GOLDEN) ^ key, shape), p)
+        return _scaled(uniform_bits(self.lane_streams(site, layer), shape), p)
+
+    def weight_mask(
+        self, p: float, site: str, layer: int, heads: range, all_heads: int
+    ) -> WeightMask:
+        """The mask of attention weights of some heads, not drawn yet; as in `WeightMask`."""
+        return WeightMask(self.lane_streams(site, layer), p, heads, all_heads)
+
+    def lane_streams(self, site: str, layer: int) -> Tensor:
+        """The keys of `uniform_bits` for the lanes here, int64 [b]."""
+        return self.lanes * _signed(_GOLDEN) ^ _signed(seed_from(self.seed, self.step, site, layer))
 
     def shared_mask(self, p: float, site: str, shape: tuple[int, ...]) -> Tensor:
         """Scaled keep-mask of `shape` for a site that has neither layer nor lane."""
@@ -84,5 +124,9 @@ def masked(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _scaled(bits: Tensor, p: float) -> Tensor:
-    kept = bits >= round(p * (1 << 24))
+    kept = bits >= _threshold(p)
     return kept.to(torch.float32) / (1.0 - p)
+
+
+def _threshold(p: float) -> int:
+    return round(p * (1 << 24))

@@ -5,8 +5,55 @@ its lane belongs to the same document exactly when distance <= position, so docu
 inside a row, state that is still filling, and a limited reach are all the same comparison.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The rule for the queries of a segment, as whatever computes attention wants to have it.
+
+    Attributes:
+        position: int64 [b, Q], positions of the queries, consecutive tokens of a lane.
+        past: number of cached keys in front of the queries' own, newest last.
+        limit: farthest distance seen; None: the whole document.
+        dtype: the type that scores are formed in.
+    """
+
+    position: Tensor
+    past: int
+    limit: int | None
+    dtype: torch.dtype
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[b, Q, past + Q], 0 at the keys that a query sees, else -inf; formed when asked for."""
+        return additive(reach_mask(self.position, self.past, self.limit), self.dtype)
+
+    @cached_property
+    def first(self) -> Tensor:
+        """int32 [b, Q], the first key that each query sees; the last is its own, past + i.
+
+        It never falls from one query to the next.
+        """
+        farthest = self.position if self.limit is None else self.position.clamp(max=self.limit)
+        own = torch.arange(self.past, self.keys, device=self.position.device)
+        return (own - farthest).clamp_(min=0).to(torch.int32)
+
+    @cached_property
+    def ends(self) -> Tensor:
+        """int32 [b, K]: key k is seen by queries max(0, k - past) .. ends - 1, maybe by none."""
+        key = torch.arange(self.keys, device=self.position.device, dtype=torch.int32)
+        key = key.expand(len(self.first), -1).contiguous()
+        return torch.searchsorted(self.first, key, right=True, out_int32=True)
+
+    @property
+    def keys(self) -> int:
+        """K, past and own."""
+        return self.past + self.position.shape[1]
 
 
 def segment_positions(document_start: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,12 +13,36 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rlt_dist.ops.choice import takes_triton
+from rlt_dist.ops.noise import WeightMask
+from rlt_dist.ops.reach import Reach
 from rlt_dist.ops.relative import by_key
 
 _SCRATCH = 1 << 19
 """Scores formed at a time where none are kept: as many as a processor's own cache holds."""
 _FEWEST_QUERIES = 64
 """Queries taken together however many keys there are: products of fewer rows are slow."""
+
+
+def attend_relative_within(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    relative: Tensor,
+    biases: tuple[Tensor, Tensor],
+    reach: Reach,
+    dropped: WeightMask | None = None,
+) -> Tensor:
+    """`relative_attention` to the keys of `reach`, in triton's kernels on a GPU.
+
+    They form neither masks nor weights in memory; `dropped` names the weights that are dropped.
+    """
+    if takes_triton(query.device.type, query.dtype, query.shape[-1]):
+        from rlt_dist.ops.triton.relative import attend_relative
+
+        return attend_relative(query, key, value, relative, biases, reach, dropped)
+    keep = None if dropped is None else dropped.drawn(query.shape[1], key.shape[1])
+    return relative_attention(query, key, value, relative, biases, reach.mask, keep)
 
 
 def relative_attention(

@@ -7,7 +7,7 @@ a phone, where a wide figure would shrink.
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -43,8 +43,9 @@ _PLACES = {
     "encoder": "Encoder cache",
     "memory": "Memory",
     "decoder": "Decoder window",
+    "gru": "State of the GRU",
 }
-_PARTS = {"k": "keys", "v": "values", "s": "s", "boundary": "s at the chunk's start"}
+_PARTS = {"k": "keys", "v": "values", "s": "s", "h": "h", "boundary": "s at the chunk's start"}
 
 
 class Panel(NamedTuple):
@@ -96,7 +97,7 @@ def _loss(records: list[Record], width: float, height: float, name: str) -> str:
         foot, where = [0.015] * len(skipped), axes.get_xaxis_transform()
         axes.plot(skipped, foot, "|", color=WARN, markersize=9, transform=where, label="skipped")
     _legend(axes)
-    return _svg(figure, name, "Training and validation loss over steps")
+    return svg(figure, name, "Training and validation loss over steps")
 
 
 def _throughput(records: list[Record]) -> str:
@@ -106,7 +107,7 @@ def _throughput(records: list[Record]) -> str:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     _legend(axes)
-    return _svg(figure, "throughput", "Tokens per second over steps")
+    return svg(figure, "throughput", "Tokens per second over steps")
 
 
 def _gradient_norm(records: list[Record]) -> str:
@@ -115,7 +116,7 @@ def _gradient_norm(records: list[Record]) -> str:
     _raw_and_smooth(axes, series, "each step")
     axes.set_ylim(bottom=0)
     _legend(axes)
-    return _svg(figure, "gradient", "Gradient norm over steps")
+    return svg(figure, "gradient", "Gradient norm over steps")
 
 
 def _state_panel(place: str, parts: dict[str, list[Series]]) -> Panel:
@@ -129,7 +130,7 @@ def _state_panel(place: str, parts: dict[str, list[Series]]) -> Panel:
     most = max(len(layers) for layers in parts.values())
     note = f"Thin: each of {most} layers. Thick: their mean." if most > 1 else ""
     name = "state-" + re.sub(r"\W+", "-", place.lower())
-    return Panel(place, _svg(figure, name, f"{place}: root mean square over steps"), note)
+    return Panel(place, svg(figure, name, f"{place}: root mean square over steps"), note)
 
 
 def _place(name: str) -> tuple[str, str]:
@@ -243,8 +244,16 @@ def _opaque(line: Line2D) -> Line2D:
     return Line2D([], [], alpha=alpha, **{name: getattr(line, f"get_{name}")() for name in names})
 
 
-def _svg(figure: Figure, name: str, described: str) -> str:
-    """The figure as an `<svg>` element: sized by the page, ids its own, colours by variable."""
+def svg(
+    figure: Figure, name: str, described: str, variables: Mapping[str, str] = _VARIABLES
+) -> str:
+    """The figure as an `<svg>` element: sized by the page, ids its own, colours by variable.
+
+    Args:
+        name: of the figure, one of its own on the page.
+        described: for those who cannot see it.
+        variables: by a colour of the drawing, the page's variable for it.
+    """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -254,6 +263,6 @@ def _svg(figure: Figure, name: str, described: str) -> str:
     body = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", body, count=1)
     body = body.replace("<svg", f'<svg role="img" aria-label="{described}"', 1)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", body)
-    for stand_in, variable in _VARIABLES.items():
+    for stand_in, variable in variables.items():
         body = body.replace(stand_in, f"var(--{variable})")
     return body

@@ -21,7 +21,7 @@ from rlt_dist.checkpoint.run_folder import (
     METRICS,
 )
 from rlt_dist.config.load import load_typed
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.records import read_records
@@ -188,6 +188,7 @@ def key_numbers(report: RunReport) -> list[Fact]:
         Fact("Last loss", number(mean(losses[-ENDS:])), ends),
         *_validation_facts(records),
         Fact("Throughput", count(round(speed)), "tokens per second, median"),
+        *_usage_facts(records),
         Fact("Precision", config.train.precision, f"seed {config.train.seed}"),
         Fact("Skipped steps", count(sum(r["skipped"] for r in records)), "loss not finite"),
         Fact("Restarted lanes", count(sum(r["restarted_lanes"] for r in records)), ""),
@@ -216,8 +217,14 @@ def page(report: RunReport) -> str:
 
 def model_kind(model: ModelConfig) -> str:
     """A model's kind in words, with B, its tokens per feedback."""
+    if isinstance(model, GruConfig):
+        return "GRU"
     if not isinstance(model, RltConfig):
         return "Transformer-XL"
+    if not model.decoder_layers:
+        return "Transformer"
+    if model.feedback_from == "token":
+        return "RLT, fed with tokens"
     if model.feedback == 0:
         return "RLT-0, no feedback"
     return f"RLT-{min(model.feedback, 2)}, B = {model.feedback}"
@@ -225,8 +232,12 @@ def model_kind(model: ModelConfig) -> str:
 
 def model_shape(model: ModelConfig) -> str:
     """Layers, width and reach in words."""
+    if isinstance(model, GruConfig):
+        return f"{model.layers} layers, width {model.d_model:,}"
     reach = "whole documents" if model.memory_len is None else f"{model.memory_len:,}"
     tail = f"width {model.d_model:,}, {model.heads} heads, memory {reach}"
+    if isinstance(model, RltConfig) and not model.decoder_layers:
+        return f"{model.encoder_layers} layers, {tail}"
     if isinstance(model, RltConfig):
         tied = "tied " if model.tied else ""
         layers = f"{model.encoder_layers} encoder and {model.decoder_layers} decoder layers"
@@ -285,6 +296,25 @@ def _validation_facts(records: list[dict[str, Any]]) -> list[Fact]:
     return [
         Fact("Best validation loss", number(numbers["loss"]), f"nats per token, {where}"),
         Fact("Best bits per byte", number(numbers.get("bits_per_byte")), f"validation, {where}"),
+    ]
+
+
+def _usage_facts(records: list[dict[str, Any]]) -> list[Fact]:
+    """What steps made of the machines; the last two are known of logged steps of several ranks."""
+    each = median(record["tokens_per_second_per_device"] for record in records)
+    mfu = median(record["mfu"] for record in records)
+    known = [record for record in records if "waiting" in record]
+    shares = {
+        axis: median(record["waiting"][axis] / record["seconds"] for record in known)
+        for axis in (known[0]["waiting"] if known else ())
+    }
+    of_axes = ", ".join(f"{axis} {share:.1%}" for axis, share in shares.items() if share)
+    bubble = median(record["bubble"] for record in known) if known else 0.0
+    return [
+        Fact("Per device", count(round(each)), "tokens per second, median"),
+        Fact("MFU", f"{mfu:.1%}", "model FLOPs of the peak, median"),
+        Fact("Waiting", f"{sum(shares.values()):.1%}", of_axes or "of a step, for messages"),
+        Fact("Bubble", f"{bubble:.1%}", "of the pipeline's pass, median"),
     ]
 
 

@@ -17,6 +17,7 @@ from rlt_dist.train.schedule import learning_rate
 from rlt_dist.train.session import Session
 from rlt_dist.train.step import StepResult, train_step
 from rlt_dist.train.stop import NO_WISHES, Stop, Wishes
+from rlt_dist.train.usage import Usage
 from rlt_dist.train.watchdog import Watchdog
 from rlt_dist.util.log import warn
 
@@ -34,7 +35,8 @@ def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
         UserError: the guard has stopped the run, or it could not be saved.
     """
     config, world = session.config, session.world
-    guard, norms = Guard(config, session.guard), StateNorms(world)
+    guard, norms = Guard(config, session.guard), StateNorms(session.mesh)
+    usage = Usage(config, session.vocabulary, session.mesh, session.memory_before)
     stop, start, saved = Stop(session, wishes), session.step, session.step
     with (
         together(world, lambda: session.loader("train", session.cursors)) as loader,
@@ -46,8 +48,8 @@ def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
             before = session.cursors
             watchdog.at(f"step {session.step + 1}", seldom=session.step == start)
             with stop.timing_step():
-                record, result = _one_step(session, loader, reporter, guard)
-                _measure(session, norms, watchdog, record, result.skipped)
+                record, result = _one_step(session, loader, reporter, guard, usage)
+                _measure(session, norms, usage, watchdog, record, result)
             _tell_saves(saver, stop, record, reporter)
             if reporter:
                 reporter.step(record, result)
@@ -70,7 +72,7 @@ def run_training(session: Session, wishes: Wishes = NO_WISHES) -> bool:
 
 
 def _one_step(
-    session: Session, loader: LaneLoader, reporter: Reporter | None, guard: Guard
+    session: Session, loader: LaneLoader, reporter: Reporter | None, guard: Guard, usage: Usage
 ) -> tuple[dict[str, Any], StepResult]:
     """Advance the session by one step; the record of it."""
     config, step = session.config, session.step + 1
@@ -79,17 +81,18 @@ def _one_step(
     skipped_documents, notices = loader.take_notices()
     _tell(session, notices, reporter)
     rate = learning_rate(config, step)
-    result, session.state = train_step(
-        session.local_model,
-        session.optimizer,
-        batch,
-        session.state,
-        config=config,
-        mesh=session.mesh,
-        step=step,
-        learning_rate=rate,
-        judge=guard.judge,
-    )
+    with usage.metered():
+        result, session.state = train_step(
+            session.local_model,
+            session.optimizer,
+            batch,
+            session.state,
+            config=config,
+            mesh=session.mesh,
+            step=step,
+            learning_rate=rate,
+            judge=guard.judge,
+        )
     tokens = config.data.lanes * config.data.segment
     session.step = session.world.watch.recorder.step = step
     session.cursors = batch.cursors
@@ -103,6 +106,7 @@ def _one_step(
         "tokens": session.tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
+        **usage.speed(tokens / seconds),
         "skipped": int(result.skipped),
         "restarted_lanes": result.restarted_lanes,
     }
@@ -115,13 +119,15 @@ def _one_step(
 def _measure(
     session: Session,
     norms: StateNorms,
+    usage: Usage,
     watchdog: Watchdog,
     record: dict[str, Any],
-    skipped: bool,
+    result: StepResult,
 ) -> None:
     """Add to a step's record what is not measured at every step."""
     config = session.config
-    if skipped or _due(session, config.train.log_every):
+    if result.skipped or _due(session, config.train.log_every):
+        record |= usage.measure(result.passed)
         record["state_norm"] = norms.measure(session.state)
     if config.validation.every is not None and _due(session, config.validation.every):
         watchdog.at(f"validation after step {session.step}", seldom=True)

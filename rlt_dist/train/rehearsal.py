@@ -60,9 +60,13 @@ class Rehearsal:
         self.cursors = cursors_at_start(len(self.lanes), 1)
         self.steps = 0
 
-    def step(self) -> StepResult:
-        """One optimizer step, at the configuration's full learning rate."""
-        batch = self._batch().to(self.mesh.world.device)
+    def step(self, batch: Batch | None = None) -> StepResult:
+        """One optimizer step, at the configuration's full learning rate.
+
+        Args:
+            batch: what `next_batch` gave; None: it is drawn now.
+        """
+        batch = batch or self.next_batch()
         self.steps += 1
         result, self.state = train_step(
             self.local,
@@ -82,7 +86,7 @@ class Rehearsal:
 
         Gradients are left as this process finds them, and nothing is updated.
         """
-        batch = self._batch().to(self.mesh.world.device)
+        batch = self.next_batch()
         rows = micro_batch_rows(batch, self.config)
         scored = batch.loss_mask.sum().clamp(min=1)
 
@@ -133,7 +137,7 @@ class Rehearsal:
         self.state, self.cursors = contents.state, contents.cursors
         self.steps = decision.facts.step
 
-    def _batch(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next segment of every lane; its last token is the next one's first."""
         cursors = [Cursor.from_numbers(row) for row in self.cursors[:, 0].tolist()]
         segments = [
@@ -142,13 +146,15 @@ class Rehearsal:
         ]
         tokens, starts = (torch.stack(parts) for parts in zip(*segments, strict=True))
         further = Cursor(document=1, tokens=self.config.data.segment)
-        return Batch(
+        batch = Batch(
             tokens=tokens,
+            targets=tokens[:, 1:],
             document_start=starts[:, :-1].contiguous(),
             loss_mask=~starts[:, 1:],
             lanes=torch.tensor(self.lanes, dtype=torch.int64),
             cursors=self.cursors + torch.tensor(further.to_tuple()),
         )
+        return batch.to(self.mesh.world.device)
 
     def _lane(self, lane: int, segment: int) -> tuple[Tensor, Tensor]:
         """Tokens [T + 1] of a segment, and where documents start."""

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from rlt_dist.checkpoint.contents import Contents
 from rlt_dist.checkpoint.explain import Decision, seen
-from rlt_dist.checkpoint.load import load_contents, put
+from rlt_dist.checkpoint.load import ALL, load_contents, put
 from rlt_dist.checkpoint.manifest import Facts, GuardFacts
 from rlt_dist.checkpoint.run_folder import CHECKPOINTS, check_free, claim
 from rlt_dist.checkpoint.save import Keep, clear_leftovers, remove_old
@@ -17,7 +18,7 @@ from rlt_dist.checkpoint.saver import Saver
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.corpora import Corpora, open_corpora
 from rlt_dist.data.stream.loader import LaneLoader, cursors_at_start, lanes_of_rank
-from rlt_dist.inference.forward import parameter_dtype, recurrence
+from rlt_dist.inference.forward import kind, parameter_dtype, recurrence
 from rlt_dist.mesh.collectives import on_leader, together
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World
@@ -26,7 +27,13 @@ from rlt_dist.models.state import State
 from rlt_dist.parallel.engine.engine import Engine, make_engine
 from rlt_dist.parallel.local import LocalModel, build_local
 from rlt_dist.parallel.seam import seam_of
-from rlt_dist.train.start import check_corpora, check_mesh, starting_point
+from rlt_dist.train.start import (
+    check_corpora,
+    check_mesh,
+    initial_checkpoint,
+    starting_point,
+)
+from rlt_dist.train.usage import known_peak, memory_before
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
 
@@ -42,6 +49,7 @@ class Session:
         cursors: int64 [b, corpora, 4], where they stand in the data.
         byte_lengths: int64 [V], bytes of text that each token stands for.
         guard: what the guard remembers.
+        memory_before: bytes that were resident before the model was built (`train.usage`).
         reset: the step at which `--reset-state` emptied the state, if it was asked for.
         notes: what a person should know of how the run was started.
     """
@@ -57,6 +65,7 @@ class Session:
     cursors: Tensor
     byte_lengths: Tensor
     guard: GuardFacts
+    memory_before: int
     reset: int | None
     notes: list[str]
 
@@ -69,6 +78,11 @@ class Session:
     def world(self) -> World:
         """All processes of the run."""
         return self.mesh.world
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids."""
+        return self.corpora.tokenizer.vocabulary
 
     @property
     def local(self) -> range:
@@ -132,6 +146,8 @@ def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) ->
     vocabulary = corpora.tokenizer.vocabulary
     together(world, lambda: check_mesh(config, vocabulary, mesh.axes))
     together(world, lambda: check_corpora(config, corpora))
+    on_leader(world, lambda: known_peak(config, world.size))
+    before = memory_before(world.device)
     model = together(world, lambda: new_model(config, vocabulary, mesh))
     engine = together(world, lambda: make_engine(model, config.optimizer, mesh))
     on_leader(world, lambda: check_free(config.run_folder))
@@ -143,11 +159,16 @@ def open_session(config: RunConfig, mesh: Mesh, *, reset_state: bool = False) ->
             raise
         on_leader(world, lambda: clear_leftovers(config.run_folder / CHECKPOINTS))
         start = on_leader(world, lambda: starting_point(config, corpora, mesh.axes, reset_state))
+        initial = None
+        if start is None:
+            initial = on_leader(world, lambda: initial_checkpoint(config, corpora))
         changes = on_leader(world, lambda: claim(config, corpora.tokenizer))
         world.keep_in(config.run_folder)
-        session = _new_session(config, mesh, corpora, model, engine)
+        session = _new_session(config, mesh, corpora, model, engine, before)
         session.reset = 0 if reset_state else None
         session.notes += [f"changed since the last start: {change}" for change in changes]
+        if initial is not None:
+            _begin_from(session, *initial)
         if start is not None:
             # A kill between a commit and this would leave them, at a run's end for ever.
             keep = Keep.of(config.checkpoint)
@@ -163,6 +184,7 @@ def _new_session(
     corpora: Corpora,
     model: LocalModel,
     engine: Engine,
+    before: int,
 ) -> Session:
     """The session of a run that has done no step."""
     local = _local_lanes(config, mesh)
@@ -180,6 +202,7 @@ def _new_session(
         cursors=cursors_at_start(len(local), len(corpora.corpora)),
         byte_lengths=lengths.to(mesh.world.device),
         guard=GuardFacts(),
+        memory_before=before,
         reset=None,
         notes=[],
     )
@@ -196,7 +219,7 @@ def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
         UserError: an implementation that was asked for cannot be had.
     """
     seam, how = seam_of(mesh), recurrence(config)
-    how.prepare(mesh.world.device.type, seam)
+    how.prepare(kind(config, mesh.world.device.type), seam)
     local = build_local(
         config.bounded_model,
         vocabulary,
@@ -212,15 +235,26 @@ def new_model(config: RunConfig, vocabulary: int, mesh: Mesh) -> LocalModel:
     return local
 
 
+def _begin_from(session: Session, folder: Path, notes: list[str]) -> None:
+    """Take over the parameters of another run's checkpoint."""
+    local, mesh, start = session.local_model, session.mesh, session.contents()
+    contents = together(
+        session.world, lambda: load_contents(folder, start, local, mesh, ("model",))
+    )
+    put(contents, local, session.optimizer)
+    session.notes += [f"began from the parameters of {folder}", *notes]
+
+
 def _resume(session: Session, decision: Decision) -> None:
     """Take over a checkpoint that is known to fit."""
-    local, mesh, carried = session.local_model, session.mesh, decision.cursors is None
+    local, mesh = session.local_model, session.mesh
+    parts = ALL if decision.cursors is None else ("model", "optimizer")
     if decision.cursors is not None:
         session.cursors = decision.cursors[session.local.start : session.local.stop]
         session.state["tokens"] = seen(session.cursors).to(mesh.world.device)
     start = session.contents()
     contents = together(
-        session.world, lambda: load_contents(decision.folder, start, local, mesh, carried=carried)
+        session.world, lambda: load_contents(decision.folder, start, local, mesh, parts)
     )
     put(contents, local, session.optimizer)
     session.state, session.cursors = contents.state, contents.cursors

@@ -6,10 +6,12 @@ Asked by `rlt-dist train` before it writes anything, and by `rlt-dist checkpoint
 from dataclasses import replace
 from pathlib import Path
 
+from rlt_dist.checkpoint.exchange.about import check_same_model
 from rlt_dist.checkpoint.explain import Decision, Wanted, decide
 from rlt_dist.checkpoint.load import find_checkpoint
 from rlt_dist.checkpoint.manifest import checkpoints, latest
-from rlt_dist.checkpoint.run_folder import CHECKPOINTS
+from rlt_dist.checkpoint.run_folder import CHECKPOINTS, TOKENIZER
+from rlt_dist.checkpoint.saved_run import open_saved
 from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.corpora import Corpora, check_lanes, open_corpora
@@ -65,6 +67,28 @@ def starting_point(
             )
         return None
     return decide(newest, _wanted(config, corpora, axes, reset_state)).accepted()
+
+
+def initial_checkpoint(config: RunConfig, corpora: Corpora) -> tuple[Path, list[str]] | None:
+    """The checkpoint whose parameters a run begins from; None: they are drawn.
+
+    Returns:
+        its folder, which is whole; and a text for each choice of the model that differs and may.
+
+    Raises:
+        UserError: there is none where `initial` says, or it is of another model or tokenizer.
+    """
+    if config.initial is None:
+        return None
+    saved = open_saved(config.initial)
+    if saved.tokenizer.hash != corpora.tokenizer.hash:
+        raise UserError(
+            f"initial: {config.initial} was trained with another tokenizer than "
+            f"{corpora.location} was made with; prepare that corpus with --tokenizer "
+            f"{saved.run_folder / TOKENIZER}"
+        )
+    changes = check_same_model(saved.config.model, config.model, f"initial: {config.initial}")
+    return saved.folder, [f"unlike there: {change}" for change in changes]
 
 
 def explain(path: Path, config: RunConfig, axes: Axes, reset_state: bool) -> Decision:

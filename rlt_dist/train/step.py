@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,9 +34,21 @@ from rlt_dist.parallel.gradients import complete_gradients
 from rlt_dist.parallel.local import LocalModel
 
 
+class PassTime(NamedTuple):
+    """Seconds of this process's stage on its way through the pipeline.
+
+    Attributes:
+        whole: from its first instruction to its last one's end.
+        waited: of them, for messages.
+    """
+
+    whole: float
+    waited: float
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """What one step measured, alike on every rank.
+    """What one step measured, alike on every rank but for `passed`.
 
     Attributes:
         loss: mean -log p over the scored tokens of the whole global batch, in nats.
@@ -43,12 +56,14 @@ class StepResult:
         refusal: why nothing was updated; None for a step like most.
         restarted_lanes: lanes whose new state was not finite, or beyond the limit, and which start
             afresh.
+        passed: how long this stage took; None without a pipeline.
     """
 
     loss: float
     gradient_norm: float
     refusal: str | None
     restarted_lanes: int
+    passed: PassTime | None = None
 
     @property
     def skipped(self) -> bool:
@@ -90,16 +105,16 @@ def train_step(
     """
     scored = all_sum(batch.loss_mask.sum(), mesh.data).clamp(min=1)
     optimizer.zero_gradients()
-    share, new_state = _forward_backward(local, mesh, batch, state, config, step, scored)
+    share, new_state, passed = _forward_backward(local, mesh, batch, state, config, step, scored)
     complete_gradients(local, mesh)
     square = optimizer.reduce()
-    loss, squared = all_sum(torch.stack((share, square)), mesh.world.group).tolist()
+    loss, squared = all_sum(torch.stack((share, square)), mesh.everyone).tolist()
     norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
     refusal = judge(loss, norm)
     if refusal is None:
         optimizer.step(learning_rate, norm)
     new_state, restarted = _restart_broken(new_state, mesh, config.guard.state_norm)
-    return StepResult(loss, norm, refusal, restarted), new_state
+    return StepResult(loss, norm, refusal, restarted, passed), new_state
 
 
 def _forward_backward(
@@ -110,11 +125,12 @@ def _forward_backward(
     config: RunConfig,
     step: int,
     scored: Tensor,
-) -> tuple[Tensor, State]:
+) -> tuple[Tensor, State, PassTime | None]:
     """Accumulate gradients over micro-batches of lanes; this rank's share of the loss.
 
     The share is a float64 scalar; over all ranks they sum up to the loss.
     """
+    time = None
     total = torch.zeros((), dtype=torch.float64, device=batch.tokens.device)
     rows = micro_batch_rows(batch, config)
 
@@ -126,17 +142,20 @@ def _forward_backward(
         learn(output_loss(local.model, output, batch.rows(rows[micro]), config))
 
     if mesh.axes.pipeline > 1:
-        new_state = through_pipeline(local, mesh, batch, state, config, step, head).state
+        passed = through_pipeline(local, mesh, batch, state, config, step, head)
+        new_state, time = passed.state, PassTime(passed.seconds, passed.waited)
     else:
-        states = []
-        for part, own in ((batch.rows(r), select_lanes(state, r)) for r in rows):
+
+        def learned(part: Batch, own: State) -> State:
+            # A function, so that nothing of one micro-batch is left when the next begins.
             noise = Noise(config.train.seed, step, part.lanes)
             loss, after = batch_loss(local.model, part, own, config, noise)
             learn(loss)
-            states.append(detach(after))
-        new_state = join_lanes(states)
+            return detach(after)
+
+        new_state = join_lanes([learned(batch.rows(r), select_lanes(state, r)) for r in rows])
     # All of a tensor group find the same loss, and one of them tells it.
-    return total if mesh.place.tensor == 0 else torch.zeros_like(total), new_state
+    return total if mesh.place.tensor == 0 else torch.zeros_like(total), new_state, time
 
 
 def _restart_broken(state: State, mesh: Mesh, limit: float | None) -> tuple[State, int]:
@@ -145,8 +164,7 @@ def _restart_broken(state: State, mesh: Mesh, limit: float | None) -> tuple[Stat
     if limit is not None:
         alive &= _lanes_within(limit, state, mesh)
     alive = alive.to(torch.int64)
-    if mesh.replica.size() > 1:
-        dist.all_reduce(alive, dist.ReduceOp.MIN, group=mesh.replica)
+    mesh.replica.all_reduce(alive, dist.ReduceOp.MIN)
     broken = alive == 0
     restarted = int(all_sum(broken.sum(), mesh.data))
     return restart_lanes(state, broken) if broken.any() else state, restarted

@@ -62,7 +62,7 @@ class Stop:
         """Whether to stop after the step just done; alike on all ranks."""
         wish = self._wish(saver.busy)
         own = torch.tensor([wish is not None, saver.gave_up], dtype=torch.int64)
-        wishes, gave_up = all_sum(own.to(self._world.device), self._world.group).tolist()
+        wishes, gave_up = all_sum(own.to(self._world.device), self._session.mesh.everyone).tolist()
         if gave_up or not wishes:
             return bool(gave_up)
         of_all: list[str | None] = [None] * self._world.size

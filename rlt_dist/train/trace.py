@@ -10,8 +10,9 @@ from pathlib import Path
 import torch.distributed as dist
 from pydantic import BaseModel
 
-from rlt_dist.config.model import RltConfig
+from rlt_dist.config.model import RltConfig, one_piece
 from rlt_dist.config.run import RunConfig
+from rlt_dist.inference.forward import recurrence
 from rlt_dist.mesh.axes import least_axes
 from rlt_dist.mesh.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
@@ -66,11 +67,15 @@ def trace(config: RunConfig, vocabulary: int, output: Path) -> Summary:
     """Run a step as ranks on this machine; trace, picture and summary are written to `output`.
 
     Raises:
-        UserError: lanes do not fit the mesh, the recurrence has no steps, or a rank failed.
+        UserError: lanes do not fit the mesh, the model or the recurrence has no steps, or a rank
+            failed.
     """
     axes = least_axes(config.mesh)
     check_mesh(config, vocabulary, axes)
-    if isinstance(config.model, RltConfig) and config.ops.recurrence == "reference":
+    piece = one_piece(config.model)
+    if piece is not None:
+        raise UserError(f"{piece}: runs in one piece and has no steps to show")
+    if isinstance(config.model, RltConfig) and recurrence(config).backend == "reference":
         raise UserError(
             "ops.recurrence: reference is one autograd graph and has no steps to show; take another"
         )
@@ -101,7 +106,7 @@ def _gathered(passed: Passed, mesh: Mesh) -> tuple[Timeline, list[int]]:
     All ranks are on one machine, so their clocks are one.
     """
     stages: list[tuple[list[Timed], int] | None] = [None] * mesh.axes.pipeline
-    dist.all_gather_object(stages, (passed.done, passed.sent), group=mesh.pipeline)
+    dist.all_gather_object(stages, (passed.done, passed.sent), group=mesh.pipeline.group)
     found = [stage for stage in stages if stage is not None]
     origin = min(t.start for done, _ in found for t in done)
     run = (

@@ -12,13 +12,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from rlt_dist.util.errors import Trouble, UserError
 from rlt_dist.util.files import write_atomic
 
 ENDED = "ended.json"
 """In the run folder; absent while a start is at work."""
 
+ASKED = "asked"
+"""In the run folder: the name of the start that was last asked to stop, whose ranks torchrun must
+not start again."""
+
 START = "RLT_DIST_START"
 """In the environment of all ranks of one start: its name."""
+
+OWNER = "RLT_DIST_OWNER"
+"""In the environment of all that one `jobs.ranks.run_ranks_with` has started: its process, and
+which of its calls it was."""
 
 How = Literal["finished", "stopped", "guard", "mistake", "failed"]
 
@@ -68,6 +77,13 @@ class Recorder:
                 write_atomic(self.folder / ENDED, json.dumps(asdict(ended)) + "\n")
 
 
+def how_of(error: BaseException) -> How:
+    """How a process ends with an error; what may pass is no mistake, since that is final."""
+    if not isinstance(error, UserError) or isinstance(error, Trouble):
+        return "failed"
+    return "guard" if error.guard else "mistake"
+
+
 def read_ended(folder: Path, start: str | None) -> Ended | None:
     """How a start of a run ended; None: it is at work, ended without a word, or was another."""
     ended = last_ended(folder)
@@ -83,6 +99,12 @@ def last_ended(folder: Path) -> Ended | None:
     return ended if ended.how in get_args(How) else None
 
 
+def leave_wish(folder: Path, start: str) -> None:
+    """Remember that a start was asked to stop, for ranks that are started again after that."""
+    with suppress(OSError):  # A full disk: those that are there hear of it all the same.
+        write_atomic(folder / ASKED, start)
+
+
 def may_be_over(environment: Mapping[str, str]) -> bool:
     """Whether this may be a rank that torchrun has started again.
 
@@ -94,13 +116,26 @@ def may_be_over(environment: Mapping[str, str]) -> bool:
 def is_over(folder: Path, environment: Mapping[str, str]) -> bool:
     """Whether ranks that torchrun has started again have nothing left to do.
 
-    It takes every status but 0 for a failure, also that of a mistake, which would only be repeated.
+    It takes every status but 0 for a failure, also that of a mistake, which would only be repeated,
+    and that of a rank which failed after all were asked to stop.
     Where there is something left, the record of the failure is removed.
     """
-    ended = read_ended(folder, environment.get(START))
-    if ended is not None and ended.how == "failed" and _restarts(environment) > 0:
+    start = environment.get(START)
+    ended = read_ended(folder, start)
+    again = _restarts(environment) > 0
+    failed = ended is not None and ended.how == "failed"
+    if (failed or again) and start is not None and _was_asked(folder, start):
+        return True
+    if failed and again:
         (folder / ENDED).unlink(missing_ok=True)
-    return ended is not None and ended.how != "failed"
+    return ended is not None and not failed
+
+
+def _was_asked(folder: Path, start: str) -> bool:
+    try:
+        return (folder / ASKED).read_text() == start
+    except OSError:
+        return False
 
 
 def _restarts(environment: Mapping[str, str]) -> int:

@@ -20,6 +20,13 @@ class UserError(Exception):
     """The guard has stopped the run."""
 
 
+class Trouble(UserError):
+    """One that comes from a disk, a network or another machine.
+
+    It may pass without a person, so a job tries again; every other mistake would only be repeated.
+    """
+
+
 def disk_trouble(error: OSError) -> str | None:
     """One line for a disk that is full or may not be written; None for any other error."""
     if error.errno not in _DISK:

@@ -26,6 +26,16 @@ def _fsync(path: Path) -> None:
 
 
 @contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Let an error of the disk name a file: one that is opened does so, one that is written not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """Give a temporary path beside `path`; on a clean exit flush it and rename it to `path`.
 
@@ -33,7 +43,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.partial")
     try:
-        yield temporary
+        with named(path):
+            yield temporary
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         os.replace(temporary, path)

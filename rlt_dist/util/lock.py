@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble
 
 LOCK = ".lock"
 _TRIES, _PAUSE = 10, 0.02
@@ -25,20 +25,38 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
         doing: what others read that this process does, such as "trains".
 
     Raises:
-        UserError: another process holds it; the message names that process.
+        Trouble: another process holds it; the message names that process.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+") as file:
-        if not _takes(file):
-            file.seek(0)
-            raise UserError(
-                f"{folder}: {file.read().strip() or 'another process'}; wait for it, or give "
-                "another folder"
-            )
+    with _open_own(folder) as file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} {doing} here")
         file.flush()
         yield
+
+
+@contextmanager
+def _open_own(folder: Path) -> Iterator[TextIO]:
+    """The locked file that is called so; whoever holds it may remove it."""
+    path = folder / LOCK
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as file:
+            if not _takes(file):
+                file.seek(0)
+                raise Trouble(
+                    f"{folder}: {file.read().strip() or 'another process'}; wait for it, or give "
+                    "another folder"
+                )
+            if _is_at(file, path):
+                yield file
+                return
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def holder(folder: Path) -> str | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.files import named
 
 
 def to_json(record: dict[str, Any]) -> str:
@@ -28,10 +29,25 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     *whole, _ = path.read_bytes().split(b"\n")
-    return [_object(line, f"{path}:{number}") for number, line in enumerate(whole, 1)]
+    return [parse_record(line, f"{path}:{number}") for number, line in enumerate(whole, 1)]
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def append_record(path: Path, line: str) -> None:
+    """Add one object; what a kill left of the last line is removed, as it is never read."""
+    with named(path), path.open("ab+") as file:
+        file.seek(0)
+        _, _, torn = file.read().rpartition(b"\n")
+        if torn:
+            file.truncate(file.tell() - len(torn))
+        file.write(f"{line}\n".encode())
+
+
+def parse_record(line: bytes, where: str) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises:
+        UserError: it is none.
+    """
     try:
         record = json.loads(line)
     except ValueError:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from rlt_dist import __version__
 from rlt_dist.cli.main import app
 
 
@@ -24,6 +25,10 @@ def test_the_commands_that_were_asked_for_are_there() -> None:
     wished = {("train",), ("eval",), ("generate",), ("doctor",), ("report",), ("data", "prepare")}
     wished |= {("checkpoint", verb) for verb in ("ls", "show", "verify")} | {("verify", "golden")}
     assert wished <= LEAVES.keys()
+
+
+def test_the_version_is_the_packages(command: Any) -> None:
+    assert command("--version")[:2] == (0, f"rlt-dist {__version__}\n")
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

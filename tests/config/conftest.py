@@ -15,6 +15,7 @@ RLT = {"kind": "rlt", "d_model": 8, "heads": 2, "ffn": 12}
 RLT |= {"encoder_layers": 2, "decoder_layers": 2, "memory_len": 16}
 TRANSFORMER_XL = {"kind": "transformer_xl", "d_model": 8, "heads": 2, "d_inner": 12}
 TRANSFORMER_XL |= {"layers": 2, "memory_len": 4}
+MODELS = {"rlt": RLT, "transformer_xl": TRANSFORMER_XL, "gru": {"kind": "gru", "d_model": 8}}
 
 
 class Runs:
@@ -28,7 +29,7 @@ class Runs:
         return copy.deepcopy(
             {
                 "run_folder": "runs/a",
-                "model": RLT if model == "rlt" else TRANSFORMER_XL,
+                "model": MODELS[model],
                 "data": {"path": "corpus", "lanes": 4, "segment": 8},
                 "optimizer": {"learning_rate": 0.001},
                 "train": {"steps": 10},

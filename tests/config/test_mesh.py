@@ -61,6 +61,19 @@ IMPOSSIBLE = [
         "pipeline.schedule gpipe is for Transformer-XL; "
         "RLT's order follows from pipeline.group and pipeline.in_flight",
     ),
+    ("gru", "mesh.pipeline=2", "model.kind gru has no pipeline stages, and mesh.pipeline is 2"),
+    ("gru", "mesh.tensor=2", "model.kind gru has no heads to cut, and mesh.tensor is 2"),
+    ("gru", "pipeline.group=2", "pipeline is for models with stages, and model.kind gru has none"),
+    (
+        "rlt",
+        "mesh.pipeline=2 model.feedback_from=token",
+        "model.feedback_from token has no pipeline stages, and mesh.pipeline is 2",
+    ),
+    (
+        "rlt",
+        "mesh.pipeline=2 model.feedback=0 model.decoder_layers=0",
+        "model.decoder_layers 0 has no pipeline stages, and mesh.pipeline is 2",
+    ),
     *[
         (
             "transformer_xl",

@@ -20,6 +20,8 @@ CONTRADICTIONS = {
         ("heads=4 kv_heads=3", ["kv_heads 3", "heads 4"]),
         ("heads=2 kv_heads=4", ["kv_heads 4", "heads 2"]),
         ("memory_groups=3", ["memory_groups 3", "decoder_layers 2"]),
+        ("decoder_layers=0", ["decoder_layers 0", "feedback 0"]),
+        ("feedback_from=token feedback=2", ["feedback_from token", "feedback 1"]),
         ("tied=true encoder_layers=3", ["encoder_layers (3)", "decoder_layers (2)"]),
     ],
     "transformer_xl": [

@@ -226,16 +226,15 @@ def errors_case(_: dict[str, Any], world: World) -> dict[str, Any]:
 def mesh_case(case: dict[str, Any], world: World) -> dict[str, Any]:
     """The ranks of each of this process's groups, and where torch's mesh puts it."""
     with open_mesh(world, parse_axes(case["axes"]), case["shared"]) as mesh:
-        groups = {name: getattr(mesh, name) for name in ("data", "pipeline", "tensor", "replica")}
-        groups |= {
+        lines = {name: getattr(mesh, name) for name in ("data", "pipeline", "tensor", "replica")}
+        lines |= {
             str(stages): mesh.holders(stages)
             for stages in case["shared"]
             if mesh.place.stage in stages
         }
-        found = {name: dist.get_process_group_ranks(group) for name, group in groups.items()}
+        found = {name: dist.get_process_group_ranks(line.group) for name, line in lines.items()}
         sums = {
-            name: all_sum(torch.tensor(2**world.rank), group).item()
-            for name, group in groups.items()
+            name: all_sum(torch.tensor(2**world.rank), line).item() for name, line in lines.items()
         }
         place = mesh.devices.get_coordinate()
     return {"groups": whole(world, found), "sums": whole(world, sums), "at": whole(world, place)}

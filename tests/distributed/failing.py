@@ -78,8 +78,8 @@ WAYS: dict[str, Callable[[Mesh], None]] = {
 
 def work(mesh: Mesh) -> None:
     """A step: every axis's sum is waited for."""
-    for group in (mesh.tensor, mesh.pipeline, mesh.data):
-        all_sum(torch.ones(3), group)
+    for line in (mesh.tensor, mesh.pipeline, mesh.data):
+        all_sum(torch.ones(3), line)
 
 
 def be_a_rank(run: dict[str, Any]) -> None:

@@ -171,8 +171,10 @@ def test_a_signal_at_any_moment_stops_all_after_one_step_and_the_run_goes_on_to_
     assert stopped["statuses"] == [75] * ranks, stopped["errors"]
     assert max(stopped["seconds"]) < SECONDS
     when = f"after step {MOMENTS[moment]}" if MOMENTS[moment] else "before the first step"
-    why = f"stopped {when}: rank {to} was sent {sent}"
-    assert "".join(stopped["errors"]).count(f"{why}; the same command goes on from there\n") == 1
+    if moment == "saving" and ranks > 1:  # the other rank may have begun the next step
+        when = f"after step [{MOMENTS[moment]}{MOMENTS[moment] + 1}]"
+    why = f"stopped {when}: rank {to} was sent {sent}; the same command goes on from there\n"
+    assert len(re.findall(why, "".join(stopped["errors"]))) == 1
     assert "rlt-dist: error" not in "".join(stopped["errors"])
     again = outcome(f"{name} again")
     assert again["statuses"] == [0] * ranks, again["errors"]
@@ -284,7 +286,7 @@ def test_ranks_that_learn_apart_that_nothing_can_be_saved_stop_after_the_same_st
     outcome: Any, asked: Path, metrics: Any
 ) -> None:
     ended = outcome("unsaved")
-    assert ended["statuses"] == [2, 2]
+    assert ended["statuses"] == [1, 1]  # there may be room at the next try
     (said,) = [said for said in all_lines(ended) if "error" in said]
     assert "error: step 1 could not be saved (" in said
     assert len(metrics(asked / "unsaved" / "run")) < 100

@@ -50,6 +50,11 @@ LAYERS = {
     "rlt1": ("model.encoder_layers=2", "model.decoder_layers=2"),
     "txl": ("model.layers=2",),
 }
+OF_THE_MACHINE = (
+    *("seconds", "tokens_per_second", "tokens_per_second_per_device", "mfu", "checkpoint"),
+    *("waiting", "sent", "bubble", "peak_memory"),
+)
+"""What a step's record says that may differ from one try to the next."""
 RESUMED = re.compile(r"resumed from \S+ at step (\d+)")
 SHARED_MEMORY = Path("/dev/shm")
 _NEW_MOUNTS, _RECURSIVE_PRIVATE = 0x20000, 0x44000  # of <sched.h> and <sys/mount.h>
@@ -220,10 +225,9 @@ def own_shared_memory() -> None:
 
 
 def numbers(run: Path) -> list[dict[str, Any]]:
-    """A run's records, all that a clock measured left out."""
-    by_clock = ("seconds", "tokens_per_second", "checkpoint")
+    """A run's records, all that depends on the machine left out."""
     records = read_records(run / "metrics.jsonl")
-    return [{key: of for key, of in r.items() if key not in by_clock} for r in records]
+    return [{key: of for key, of in r.items() if key not in OF_THE_MACHINE} for r in records]
 
 
 def whole_steps(run: Path) -> list[int]:

@@ -16,6 +16,9 @@ FORMS = {
     "rlt2": ("rlt2",),
     "xl": ("xl", "model.same_length=true"),
     "free": ("xl", "model.memory_len=64"),
+    "token": ("token",),
+    "transformer": ("transformer",),
+    "gru": ("gru",),
 }
 """`xl` sees as far at the beginning of a segment as at its end, `free` does not."""
 

@@ -19,7 +19,8 @@ MASKED = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0]]) == 0
 def batch(mask: Tensor = ~MASKED) -> Batch:
     tokens = torch.randint(VOCABULARY, (3, 6), generator=torch.Generator().manual_seed(0))
     start = torch.zeros(3, 5, dtype=torch.bool)
-    return Batch(tokens, start, mask, torch.arange(3), torch.zeros(3, 4, dtype=torch.int64))
+    cursors = torch.zeros(3, 4, dtype=torch.int64)
+    return Batch(tokens, tokens[:, 1:], start, mask, torch.arange(3), cursors)
 
 
 def learnt(model: Model, config: Any, of: Batch) -> list[Tensor]:

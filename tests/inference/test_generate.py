@@ -17,7 +17,7 @@ def text(trained: Any, sampling: Sampling = GREEDY, limit: int = 20, seed: int =
     return b"".join(generate(trained, PROMPT, limit, sampling, seed))
 
 
-@pytest.mark.parametrize("name", ["rlt1", "rlt2", "xl", "free"])
+@pytest.mark.parametrize("name", ["rlt1", "rlt2", "xl", "free", "token", "transformer", "gru"])
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=2.0)], ids=["greedy", "hot"])
 def test_prefill_and_steps_give_what_computing_everything_anew_gives(
     trained: Any, monkeypatch: pytest.MonkeyPatch, name: str, sampling: Sampling

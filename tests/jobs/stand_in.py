@@ -6,6 +6,7 @@ RUN/jobs/status.
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ WHO = "as submitted"
 
 
 def main() -> int:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM))
     folder = Path(sys.argv[1])
     told = Path(json.loads((folder / "job.json").read_text())["run_folder"]) / "jobs"
     task = os.environ.get("SLURM_ARRAY_TASK_ID", "none")

@@ -43,6 +43,12 @@ def test_the_sick_node_is_named_and_not_those_that_suffer_from_it(
     assert judge(NODES, found) == sick
 
 
+def test_gpus_that_all_nodes_lack_alike_are_missed() -> None:
+    found = reports(**{node: {"devices": 7} for node in NODES})
+    assert judge(NODES, found, 7) == {}
+    assert judge(NODES, found, 8) == dict.fromkeys(NODES, "has 7 of 8 GPUs")
+
+
 def test_what_else_a_node_prints_is_passed_over() -> None:
     lines = [report.model_dump_json() for report in reports()]
     text = "\n".join(["a warning", lines[0], "{}", *lines[1:], "", "3"])

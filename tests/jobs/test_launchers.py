@@ -1,6 +1,10 @@
 """The launchers' command lines."""
 
+import os
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from rlt_dist.jobs import launchers
 from rlt_dist.mesh.launched import LAUNCHER
@@ -30,6 +34,28 @@ def test_one_agent_a_node_with_its_own_number_of_ranks() -> None:
     (script,) = [part for part in command if "places" in part]
     assert "places=(8 8 3);" in script
     assert command[-len(PROGRAM) :] == PROGRAM
+
+
+def test_ranks_of_a_machine_share_its_cores_unless_a_person_says_otherwise() -> None:
+    cores = len(os.sched_getaffinity(0))
+    for launch in (launchers.torchrun(PROGRAM, 1), launchers.mpirun(PROGRAM, 1)):
+        assert launch.environment_in({})["OMP_NUM_THREADS"] == str(cores)
+        assert launch.environment_in({"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
+    many = launchers.torchrun(PROGRAM, 3 * cores)
+    assert many.environment_in({})["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in launchers.srun(PROGRAM).environment_in({})
+
+
+@pytest.mark.parametrize(("said", "threads"), [(None, None), ("7", "7")])
+def test_so_they_do_on_each_of_a_jobs_nodes(said: str | None, threads: str | None) -> None:
+    cores = len(os.sched_getaffinity(0))
+    command = launchers.torchrun_on_nodes(PROGRAM, (2, 1), meeting="n1:77", name="1").command
+    bash = command.index("bash")
+    agent = [*command[bash : command.index("agent") + 1], "env"]
+    outer = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    outer |= {"SLURM_NODEID": "1"} | ({} if said is None else {"OMP_NUM_THREADS": said})
+    told = subprocess.run(agent, env=outer, capture_output=True, text=True, check=True).stdout
+    assert {"PET_NPROC_PER_NODE=1", f"OMP_NUM_THREADS={threads or cores}"} <= {*told.split()}
 
 
 def test_mpi_and_slurm_are_asked_for_by_name() -> None:

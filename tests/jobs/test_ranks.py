@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from rlt_dist.jobs.ranks import run_ranks_with
-from rlt_dist.util.ending import ENDED, START, STATUS, Recorder, read_ended
+from rlt_dist.util.ending import ENDED, START, STATUS, Recorder, last_ended, read_ended
 from rlt_dist.util.errors import UserError
 
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from rlt_dist.mesh.launched import name_process
+from rlt_dist.util.children import end_with
 from rlt_dist.util.ending import Recorder
 recorder = Recorder()
 recorder.folder, recorder.step = Path(sys.argv[1]), 4
@@ -27,6 +28,7 @@ def stop(number, frame):
     recorder.record("stopped", f"rank 0 was sent {signal.Signals(number).name}")
     sys.exit(75)
 def be_rank():
+    end_with(os.getppid(), signal.SIGKILL)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGUSR1, stop)
     name_process(0)
@@ -39,6 +41,9 @@ STAYS = f"{RANK}\nbe_rank()\nrecorder.record('failed', 'rank 0: a defect', 0)\nt
 
 DETACHED = ["bash", "-c", 'setsid "$@" & sleep 100', "-"]
 """A launcher that does not end, and whose rank is in another session."""
+
+PASSES = ["bash", "-c", 'trap "kill \\$rank" TERM; "$@" & rank=$!; wait; wait', "-"]
+"""A launcher that passes on what it is sent, and waits for its rank."""
 
 IGNORES = ["bash", "-c", 'trap "" TERM; "$@"; exit 7', "-"]
 """A launcher that passes nothing on, with an exit status of its own."""
@@ -127,6 +132,66 @@ def test_a_signal_reaches_the_ranks_also_behind_a_launcher_that_knows_none(
     assert process.returncode == 75
     assert f"rank 0 was sent {name}".encode() in said
     assert not alive(rank)
+
+
+@pytest.mark.parametrize("launcher", [PASSES, DETACHED])
+def test_ranks_end_when_whoever_waits_for_them_is_killed(
+    tmp_path: Path, launcher: list[str]
+) -> None:
+    """They save first, if their launcher passes on to them what it is sent."""
+    source = (
+        "import os\nfrom pathlib import Path\nfrom rlt_dist.jobs.ranks import run_ranks_with\n"
+        f"run_ranks_with({[*launcher, *python(WAITS, tmp_path)]!r}, os.environ, "
+        f"Path({str(tmp_path)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", source]) as process:
+        rank = wait_for(tmp_path / "pid")
+        process.kill()
+    until = time.monotonic() + 60
+    while alive(rank):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    ended = last_ended(tmp_path)
+    assert (ended and ended.how) == ("stopped" if launcher is PASSES else None)
+
+
+AGENT = [
+    *("bash", "-c"),
+    'trap "" TERM; for n in 0 1; do TORCHELASTIC_RESTART_COUNT=$n "$@" && exit 0; done; exit 1',
+    "-",
+]
+"""A launcher that starts a rank again after it has failed."""
+
+FAILS = f"""{RANK}
+from rlt_dist.util.ending import is_over
+if is_over(recorder.folder, os.environ):
+    sys.exit(0)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    recorder.record("finished")
+    sys.exit(0)
+be_rank()
+def fail(number, frame):
+    if sys.argv[2] == "told":
+        recorder.record("failed", "rank 0: a second signal", 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, fail)
+while True: time.sleep(0.05)
+"""
+"""A rank that fails when it is asked to stop, and finishes if it is started again."""
+
+
+@pytest.mark.parametrize("how", ["told", "killed"])
+def test_a_wish_to_stop_outlives_a_restart_of_the_ranks(tmp_path: Path, how: str) -> None:
+    source = (
+        "import os\nfrom pathlib import Path\nfrom rlt_dist.jobs.ranks import run_ranks_with\n"
+        f"print(run_ranks_with({[*AGENT, *python(FAILS, tmp_path), how]!r}, os.environ, "
+        f"Path({str(tmp_path)!r})).how)"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as process:
+        wait_for(tmp_path / "pid")
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert said.split() == [b"failed"]
 
 
 def test_a_rank_that_stays_after_a_failure_is_killed(tmp_path: Path) -> None:

@@ -221,6 +221,10 @@ def test_logs_are_the_jobs_or_a_ranks(
 ) -> None:
     slurm("")
     is_one_error(command("logs", submitted), "output.log: is not there")
+    (submitted / "jobs" / "0001" / "output.log").touch()
+    code, _, said = command("logs", submitted)
+    assert code == 1
+    assert "output.log: is empty, job 1234 printed nothing; `sacct --jobs=1234`" in said
     (submitted / "jobs" / "0001" / "output.log").write_bytes(b"one\n\xff\n")
     (trained / "logs").mkdir(exist_ok=True)
     for rank in range(2):
@@ -229,6 +233,57 @@ def test_logs_are_the_jobs_or_a_ranks(
     assert command("logs", trained)[1] == "rank 0\n"
     assert command("logs", trained, "--rank", 1)[1] == "rank 1\n"
     is_one_error(command("logs", trained, "--rank", 9), "rank-00009.log: is not there")
+
+
+DAMAGE = {
+    "jobs/0001/submitted.json": '{"job_id": "12',
+    "jobs/0001/running.json": "\x00" * 40,
+    "jobs/0001/starts.jsonl": '{"job_id": "1234"}\n',
+    "metrics.jsonl": "{}\nloss\n",
+    "config.yaml": "train: [",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_record_is_named_and_other_runs_are_shown(
+    command: Any,
+    is_one_error: Any,
+    strict_json: Any,
+    slurm: Any,
+    submitted: Path,
+    trained: Path,
+    name: str,
+) -> None:
+    slurm("1234|PENDING|0|None|\n")
+    (submitted / name).write_text(DAMAGE[name])
+    code, out, _ = command("status", submitted, trained, "--json")
+    assert code == 0
+    damaged, whole = map(strict_json, out.splitlines())
+    assert (damaged["state"], whole["state"]) == ("damaged", "finished")
+    assert str(submitted / name) in damaged["why"]
+    code, out, _ = command("status", submitted, trained)
+    assert code == 0
+    assert "damaged" in out
+    cancelled = command("cancel", submitted)
+    if name.endswith("submitted.json"):
+        is_one_error(cancelled, "is damaged", str(submitted / name))
+    else:
+        assert cancelled[0] == 0
+
+
+def test_a_damaged_job_is_not_resumed(command: Any, is_one_error: Any, submitted: Path) -> None:
+    job = submitted / "jobs" / "0001"
+    (job / "job.json").write_text("{")
+    is_one_error(command("resume", submitted), f"{job}/job.json: is damaged; remove {job}")
+
+
+def test_a_start_that_follows_one_half_written_is_remembered(slurm: Any, submitted: Path) -> None:
+    """The supervisor was killed as it wrote."""
+    slurm("")
+    job = submitted / "jobs" / "0001"
+    (job / "starts.jsonl").write_text(start("failed").model_dump_json()[:60])
+    add_start(job, start("stopped", why="as it is"))
+    assert (status_of(submitted).state, status_of(submitted).why) == ("stopped", "as it is")
 
 
 def test_metrics_cut_short_by_a_kill_are_read_up_to_there(submitted: Path, slurm: Any) -> None:

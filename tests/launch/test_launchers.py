@@ -16,7 +16,7 @@ from rlt_dist.config.run import RunConfig
 from rlt_dist.jobs import launchers
 from rlt_dist.jobs.launchers import Launch
 from rlt_dist.jobs.ranks import run_ranks_with
-from rlt_dist.util.ending import ENDED, read_ended
+from rlt_dist.util.ending import ENDED, last_ended, read_ended
 
 FAULTY = Path(__file__).parent / "faulty.py"
 SECONDS = 60
@@ -84,7 +84,6 @@ LINE = r"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d rank {rank} \S+ (?:cpu|cuda:\d+)"
 
 DEFECT = r"rank 1 \(\S+ cpu\): ZeroDivisionError: a defect"
 LOST = r"rank 0 \(\S+ cpu\): lost contact with rank 1 \(\S+ cpu\) .*"
-SILENT = r"the ranks ended without a word \(their launcher: status \d+\); see .*"
 STUCK = r"step 3 took more than 4 s: stuck is rank 1.*"
 
 Ran = tuple[Any, list[str], float]
@@ -120,8 +119,7 @@ def faulty(folder: Path, fault: str, rank: int = 1) -> tuple[str, ...]:
         ("torchrun", "hangs", STUCK),
         ("torchrun", "halts", f"{LOST}|{STUCK}"),
         pytest.param("mpirun", "raises", DEFECT, marks=needs("mpi4py")),
-        # mpirun may kill the others before they can say whom they miss.
-        pytest.param("mpirun", "dies", f"{LOST}|{SILENT}", marks=needs("mpi4py")),
+        pytest.param("mpirun", "dies", LOST, marks=needs("mpi4py")),
         pytest.param("mpirun", "halts", f"{LOST}|{STUCK}", marks=needs("mpi4py")),
     ],
 )
@@ -169,6 +167,31 @@ def test_a_failure_is_restarted_in_the_job_and_a_mistake_is_not(
     assert re.fullmatch(r"rank 1 \(\S+ cpu\): no such file", ending.why)
     assert lines[-1] == f"rlt-dist: error: {ending.why}"
     assert len((mistaken / "fault").read_text()) == 1
+
+
+def test_ranks_stop_with_whoever_waits_for_them_behind_a_launcher_that_stays(
+    configure: Any, tmp_path: Path
+) -> None:
+    """As DeepSpeed's is two processes, of which the second does not notice the first one's end."""
+    config = configure(tmp_path, "rlt1", "train.steps=100000")
+    stays = ["bash", "-c", 'trap "" TERM; "$@"; sleep 1', "-", sys.executable]
+    command = [*stays, "-m", "rlt_dist", "train", str(tmp_path / "run.yaml")]
+    source = (
+        "import os\nfrom pathlib import Path\nfrom rlt_dist.jobs.ranks import run_ranks_with\n"
+        f"run_ranks_with({command!r}, os.environ, Path({str(config.run_folder)!r}))"
+    )
+    until = time.monotonic() + SECONDS
+    with subprocess.Popen([sys.executable, "-c", source]) as process:
+        while not (config.run_folder / "metrics.jsonl").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.kill()
+    while processes_with(str(tmp_path)):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    ended = last_ended(config.run_folder)
+    assert ended is not None
+    assert ended.how == "stopped"
 
 
 def processes_with(word: str) -> list[str]:

@@ -1,9 +1,10 @@
 """The world: alone without a launcher, among others with a whole set of its variables."""
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from rlt_dist.mesh.world import open_world
+from rlt_dist.mesh.world import _device, open_world
 from rlt_dist.util.errors import UserError
 
 
@@ -31,3 +32,15 @@ def test_half_a_set_of_launcher_variables_is_refused_by_name(missing: str) -> No
     environment = {name: value for name, value in whole.items() if name != missing}
     with pytest.raises(UserError, match=f"^{missing} not set"), open_world(environment):
         pass
+
+
+@pytest.mark.parametrize(("shown", "index"), [(1, 0), (4, 3)])
+def test_a_process_that_is_shown_one_device_takes_it_whatever_its_rank(
+    monkeypatch: pytest.MonkeyPatch, shown: int, index: int
+) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: shown)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert _device(3) == torch.device("cuda", index)
+    assert chosen == [torch.device("cuda", index)]

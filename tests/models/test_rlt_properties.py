@@ -1,5 +1,6 @@
 """Properties of every Recurrent Looped Transformer, over random options, documents and cuts."""
 
+import operator
 from dataclasses import dataclass
 
 import pytest
@@ -14,12 +15,14 @@ from rlt_dist.ops.noise import Noise
 few = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 some = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 
+Options = dict[str, object]
+
 
 @dataclass(frozen=True)
 class Case:
     """One model and one batch."""
 
-    options: dict[str, object]
+    options: Options
     starts: list[list[bool]]
     cuts: list[int]
 
@@ -28,7 +31,7 @@ class Case:
         return torch.tensor(self.starts)
 
 
-model_options = st.fixed_dictionaries(
+looped_options = st.fixed_dictionaries(
     {
         "feedback": st.sampled_from([0, 1, 2, 4]),
         "tied": st.booleans(),
@@ -42,13 +45,22 @@ model_options = st.fixed_dictionaries(
 )
 
 
+variants: st.SearchStrategy[Options] = st.sampled_from(
+    [
+        {"feedback": 1, "feedback_from": "token"},
+        {"feedback": 0, "decoder_layers": 0, "tied": False, "memory_groups": 1},
+    ]
+)
+model_options = looped_options | st.builds(operator.or_, looped_options, variants)
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, options: st.SearchStrategy[Options] = model_options) -> Case:
     rows, length = draw(st.integers(1, 3)), draw(st.integers(2, 10))
     start = st.sampled_from([False, False, False, True])
     row = st.lists(start, min_size=length, max_size=length)
     starts = draw(st.lists(row, min_size=rows, max_size=rows))
-    return Case(draw(model_options), starts, draw(st.lists(st.integers(1, length - 1))))
+    return Case(draw(options), starts, draw(st.lists(st.integers(1, length - 1))))
 
 
 def documents(row: list[bool]) -> list[slice]:
@@ -159,7 +171,7 @@ def test_dropout_does_not_depend_on_micro_batches(lab, case):
 
 
 @few
-@given(case=cases(), feedback=st.integers(1, 5))
+@given(case=cases(looped_options), feedback=st.integers(1, 5))
 def test_dropout_of_a_token_is_the_same_however_tokens_are_chunked(lab, case, feedback):
     """Without the fed-back state (alpha 0) chunks change nothing, unless their masks do."""
     starts, tokens = case.document_start, lab.tokens(*case.document_start.shape)

@@ -12,7 +12,7 @@ from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.models.build import initial_model
 from rlt_dist.models.state import State, restart_lanes, select_lanes
 from rlt_dist.models.transformer_xl.model import TransformerXL
-from rlt_dist.ops.noise import Noise
+from rlt_dist.ops.noise import Noise, WeightMask
 from rlt_dist.ops.relative import attend_relative, sinusoids
 from rlt_dist.util.errors import UserError
 
@@ -269,6 +269,12 @@ class RecordingNoise(Noise):
     def lane_mask(self, p: float, site: str, layer: int, shape: tuple[int, ...]) -> Tensor:
         self.asked.append((site, layer, p))
         return super().lane_mask(p, site, layer, shape)
+
+    def weight_mask(
+        self, p: float, site: str, layer: int, heads: range, all_heads: int
+    ) -> WeightMask:
+        self.asked.append((site, layer, p))
+        return super().weight_mask(p, site, layer, heads, all_heads)
 
     def shared_mask(self, p: float, site: str, shape: tuple[int, ...]) -> Tensor:
         self.asked.append((site, None, p))

@@ -10,7 +10,7 @@ import torch
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.build import initial_model
 from rlt_dist.ops.recurrence import dispatch
-from rlt_dist.ops.recurrence.dispatch import Backend, Recurrence
+from rlt_dist.ops.recurrence.dispatch import Backend, Kind, Recurrence
 from rlt_dist.ops.recurrence.native import build
 from rlt_dist.util.errors import UserError
 
@@ -62,11 +62,11 @@ def kept(tmp_path: Path) -> list[Path]:
 
 def is_an_error_and_auto_goes_on(said: str) -> None:
     with pytest.raises(UserError, match=said) as raised:
-        Recurrence("native").prepare("cpu")
+        Recurrence("native").prepare(Kind("cpu"))
     assert len(str(raised.value).splitlines()) == 1
     with pytest.warns(UserWarning, match="more slowly") as told:
         for _ in range(3):
-            Recurrence().prepare("cpu")
+            Recurrence().prepare(Kind("cpu"))
     assert len(told) == 1
 
 

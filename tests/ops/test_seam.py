@@ -24,7 +24,7 @@ from recurrence_problem import (
 )
 from torch import Tensor
 
-from rlt_dist.ops.recurrence.dispatch import Recurrence
+from rlt_dist.ops.recurrence.dispatch import Kind, Recurrence
 from rlt_dist.ops.recurrence.parts import Cut
 from rlt_dist.ops.recurrence.problem import Memory, Operands, Plan
 from rlt_dist.ops.seam import Seam
@@ -170,6 +170,6 @@ def test_the_compiled_loop_refuses_cut_weights(seams):
         with pytest.raises(UserError, match=refused):
             Recurrence("native").run(plan, operands)
         with pytest.raises(UserError, match=refused):
-            Recurrence("native").prepare("cpu", seam)
+            Recurrence("native").prepare(Kind("cpu"), seam)
 
     seams.run(2, run)

@@ -75,7 +75,7 @@ def left() -> int:
 @torch.no_grad()
 def losses(rehearsal: Rehearsal) -> Passed:
     """A pass as in validation."""
-    batch, config = rehearsal._batch(), rehearsal.config
+    batch, config = rehearsal.next_batch(), rehearsal.config
     return through_pipeline(
         rehearsal.local, rehearsal.mesh, batch, rehearsal.state, config, None, lambda *_: None
     )

@@ -19,6 +19,8 @@ import pytest
 
 PATIENCE = 30  # seconds
 NODES, GPUS = 4, 8
+APART = 8000
+"""By how much the numbers of processes differ from node to node."""
 DAEMONS = {name: f"/usr/sbin/{name}" for name in ("munged", "slurmctld", "slurmd")}
 
 CONFIGURATION = """
@@ -48,7 +50,7 @@ SelectTypeParameters=CR_CPU_Memory
 SchedulerParameters=bf_interval=2,sched_interval=5,batch_sched_delay=0
 SlurmdParameters=config_overrides
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout={silence}
 MessageTimeout=10
 KillWait=3
 CompleteWait=0
@@ -62,9 +64,11 @@ PartitionName=DEFAULT Nodes=ALL MaxTime=INFINITE DefaultTime=5 State=UP
 PartitionName=main Default=YES PriorityTier=1 GraceTime=8
 PartitionName=high PriorityTier=10 PreemptMode=OFF
 """
+SILENCE = 10
+"""Seconds after which a node that does not answer counts as down."""
 HARDWARE = f"CoresPerSocket=16 Sockets=1 RealMemory=64000 Gres=gpu:h200:{GPUS}"
 NODE = f"NodeName=n{{number}} NodeHostname=localhost NodeAddr=127.0.0.1 Port={{port}} {HARDWARE}\n"
-# Taken to be up, since they are not asked: nothing can run there, but sbatch can be asked.
+# Taken to be up, since they are never asked: nothing can run there, but sbatch can be asked.
 DECLARED = f"NodeName=n[0-511] NodeAddr=127.0.0.1 Port=[1-512] {HARDWARE} State=IDLE\n"
 DEVICES = "AutoDetect=off\nName=gpu Type=h200 File={folder}/gpu[0-{last}]\n"
 
@@ -103,7 +107,8 @@ def _configure(folder: Path, described: str, controller_port: int) -> Path:
     for number in range(GPUS):
         os.mknod(folder / f"gpu{number}", 0o666 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
     path = folder / "slurm.conf"
-    written = CONFIGURATION.format(controller_port=controller_port, folder=folder)
+    silence = 0 if described is DECLARED else SILENCE
+    written = CONFIGURATION.format(controller_port=controller_port, folder=folder, silence=silence)
     path.write_text(written + described)
     return path
 
@@ -168,8 +173,10 @@ class Nodes:
     def revive(self, *names: str) -> None:
         """Switch nodes on, and wait until Slurm may use them."""
         for name in names:
+            # torchrun knows an agent by its host's name, here one for all, and its process number.
+            apart = f"echo {APART * int(name[1:])} > /proc/sys/kernel/ns_last_pid"
             # slurmd must not be its node's first process, which would have to reap the others.
-            node = ["bash", "-c", f"{DAEMONS['slurmd']} -D -N {name} & wait"]
+            node = ["bash", "-c", f"{apart}; {DAEMONS['slurmd']} -D -N {name} & wait"]
             alone = ["unshare", "--pid", "--fork", "--kill-child", "--ipc", "--mount-proc"]
             log = self.folder / f"{name}.out.log"
             self.running[name] = _start([*alone, *node], log, self.environment)
@@ -223,6 +230,16 @@ def cluster(nodes: Nodes) -> dict[str, str]:
     are requeued 8 seconds later.
     """
     return nodes.environment
+
+
+@pytest.fixture(scope="session")
+def template(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job script, with a site's own line: every node here is this machine."""
+    ours = (repository / "slurm" / "train.sbatch").read_text()
+    before, after = ours.split("\nfolder=", 1)  # where a site's own lines go
+    file = tmp_path_factory.mktemp("site") / "train.sbatch"
+    file.write_text(f"{before}\nexport MASTER_ADDR=127.0.0.1\nfolder={after}")
+    return file
 
 
 @pytest.fixture(scope="session")

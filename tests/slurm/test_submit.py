@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlt_dist.jobs.batch import Slurm
 from rlt_dist.jobs.status import Status, status_of
 
 PATIENCE = 60  # seconds
@@ -128,7 +129,7 @@ def test_more_memory_than_a_node_has_is_refused(command: Any, is_one_error: Any,
     # 257 ids of d 2^27: the embedding alone fills more than 62.5 GiB.
     wide = ["model.d_model=134217728", "model.ffn=2", "model.d_head=2"]
     said = command("submit", run.parent / "run.yaml", *wide)
-    is_one_error(said, "the run needs", "the largest node of the partition gives a rank 62.5 GiB")
+    is_one_error(said, "a rank of stage 0 needs", "the largest node of the partition gives 62.5")
 
 
 def test_each_task_of_an_array_is_a_run_of_its_own(submit: Any, run: Path, checkout: Path) -> None:
@@ -174,6 +175,32 @@ def test_one_task_of_an_array_is_cancelled_and_resumed_alone(
         (folder / "jobs" / "hold").unlink()
     assert ended(out.strip()) == "COMPLETED"
     assert (runs[0] / "jobs" / "0002" / "output.log").is_file()
+
+
+def test_a_task_that_is_requeued_leaves_the_others_of_its_array_alone(
+    submit: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives the last task the number of the whole array."""
+    runs = [run.parent / f"seed-{task}" for task in range(2)]
+    for folder in runs:
+        (folder / "jobs").mkdir(parents=True)
+        (folder / "jobs" / "hold").touch()
+    array = submit(f"run_folder={run.parent}/seed-{{task}}", "--array", "0-1")
+    for folder in runs:
+        wait_for(folder, "running")
+    assert shown(f"{array}_1")["JobId"] == array
+    own = {"SLURM_JOB_ID": array, "SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "1"}
+    batch = Slurm(runs[1], own | {"SLURM_JOB_NODELIST": shown(f"{array}_1")["NodeList"]})
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert batch.requeue(["n3"])
+    told = {task: shown(f"{array}_{task}") for task in range(2)}
+    assert [told[task]["Restarts"] for task in range(2)] == ["0", "1"]
+    assert [told[task]["ExcNodeList"] for task in range(2)] == ["(null)", "n3"]
+    assert status_of(runs[0]).state == "running"
+    for folder in runs:
+        (folder / "jobs" / "hold").unlink()
+    assert ended(f"{array}_0") == "COMPLETED"
+    ask("scancel", f"{array}_1")
 
 
 def test_a_resumed_run_is_what_was_submitted_on_other_nodes(
@@ -263,10 +290,11 @@ def test_a_folder_of_any_name_can_be_submitted(submit: Any, run: Path) -> None:
     assert "the end" in (odd / "jobs" / "0001" / "output.log").read_text()
 
 
-def test_a_job_waits_for_a_node_that_is_down(command: Any, run: Path) -> None:
+def test_a_job_waits_for_a_node_that_is_down(command: Any, nodes: Any, run: Path) -> None:
     def four(*wish: object) -> tuple[int, str, str]:
         return command("submit", run.parent / "run.yaml", "--nodes", 4, *wish)
 
+    nodes.kill("n3")
     ask("scontrol", "update", "NodeName=n3", "State=DOWN", "Reason=test")
     try:
         code, _, err = four()
@@ -278,7 +306,7 @@ def test_a_job_waits_for_a_node_that_is_down(command: Any, run: Path) -> None:
         assert code == 2
         assert "sbatch refuses" in err
     finally:
-        ask("scontrol", "update", "NodeName=n3", "State=RESUME")
+        nodes.revive("n3")
 
 
 def test_without_the_programs_of_slurm_runs_can_still_be_looked_at(

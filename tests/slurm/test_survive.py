@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rlt_dist.config.run import RunConfig
+from rlt_dist.jobs.active import cancel
 from rlt_dist.jobs.freeze import PACKAGE
 from rlt_dist.jobs.job import CODE, CONFIG, OUTPUT, Job, Start, starts
 from rlt_dist.jobs.plan import Room
@@ -51,6 +52,7 @@ class Case:
 
     cluster: dict[str, str]
     configure: Callable[..., RunConfig]
+    template: Path
     folder: Path
     job_id: str = ""
 
@@ -78,8 +80,7 @@ class Case:
         choices = [f"train.steps={STEPS}", f"checkpoint.every={EVERY}", *overrides]
         config = self.configure(self.folder, "rlt1", *choices)
         least = nodes if nodes_min is None else nodes_min
-        # Every node here is this machine.
-        lasting = ["--time=9", "--export=ALL,MASTER_ADDR=127.0.0.1", *options]
+        lasting = ["--time=9", *options]
         job = Job(
             run_folder=self.run,
             directory=self.folder,
@@ -89,8 +90,7 @@ class Case:
             options=tuple(lasting),
             **limits,
         )
-        template = REPOSITORY / "slurm" / "train.sbatch"
-        wanted = Wanted(job, template, PACKAGE, "the tests' own\n", once=("--hold",), lead=10)
+        wanted = Wanted(job, self.template, PACKAGE, "the tests' own\n", once=("--hold",), lead=10)
         self.job_id, _ = submit(make_ready(wanted, {0: config}, Room(nodes, least, processes)))
         with (self.job / CODE / "rlt_dist" / "train" / "schedule.py").open("a") as file:
             file.write(SLOWLY.format(pause=pause, fault=fault))
@@ -205,6 +205,13 @@ def is_misconfigured(case: Case, _: Any) -> None:
     case.end()
 
 
+def is_cancelled_by_us(case: Case, _: Any) -> None:
+    case.submit(FIRST_TWO)
+    case.reach(3)
+    cancel(case.run)
+    case.end()
+
+
 def is_cancelled(case: Case, _: Any) -> None:
     case.submit(FIRST_TWO)
     case.reach(3)
@@ -251,6 +258,7 @@ DISTURBED = (
     finishes,
     loses_a_rank,
     is_cancelled,
+    is_cancelled_by_us,
     is_misconfigured,
 )
 
@@ -277,7 +285,10 @@ def hosts(case: Case) -> list[str]:
 
 @pytest.fixture(scope="session")
 def survived(
-    once: Callable[..., Path], configure: Callable[..., RunConfig], request: pytest.FixtureRequest
+    once: Callable[..., Path],
+    configure: Callable[..., RunConfig],
+    template: Path,
+    request: pytest.FixtureRequest,
 ) -> Path:
     """All jobs, as many at a time as get along with each other."""
 
@@ -286,7 +297,8 @@ def survived(
 
         def play(do: Callable[..., None], *names: str) -> None:
             cases = [
-                Case(nodes.environment, configure, folder / name) for name in names or [do.__name__]
+                Case(nodes.environment, configure, template, folder / name)
+                for name in names or [do.__name__]
             ]
             try:
                 do(*cases, nodes)
@@ -459,6 +471,15 @@ def test_a_mistake_is_not_tried_again_neither_by_slurm_nor_by_torchrun(outcome: 
 
 
 def test_a_cancelled_job_saves_and_stays_away(outcome: Any) -> None:
+    found = outcome("is_cancelled_by_us")
+    assert (found.slurm["JobState"], found.slurm["ExitCode"]) == ("FAILED", "75:0")
+    assert found.slurm["Restarts"] == "0"
+    (start,) = found.starts
+    assert (start.how, start.to_step >= 3) == ("stopped", True)
+    assert found.last_line.endswith("cancelled, so not started again")
+
+
+def test_a_job_that_slurm_was_told_to_cancel_stays_away(outcome: Any) -> None:
     found = outcome("is_cancelled")
     assert found.slurm["JobState"] == "CANCELLED"
     assert found.slurm["Restarts"] == "0"

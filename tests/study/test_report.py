@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from rlt_dist.checkpoint.manifest import Facts, Manifest, describe_files, write_manifest
 from rlt_dist.cli.report import report
-from rlt_dist.config.model import RltConfig, TransformerXLConfig
+from rlt_dist.config.model import GruConfig, RltConfig, TransformerXLConfig
 from rlt_dist.study.figures import smooth, state_panels, thin
-from rlt_dist.study.report import compare, count, duration, model_kind
+from rlt_dist.study.report import compare, count, duration, model_kind, model_shape
 from rlt_dist.util.errors import UserError
 
 RLT = "{kind: rlt, d_model: 8, heads: 2, ffn: 8, encoder_layers: 1, decoder_layers: 2, "
@@ -76,6 +76,8 @@ def a_step(step: int, loss: float, **more: Any) -> dict[str, Any]:
         "tokens": step * 128,
         "seconds": 0.5,
         "tokens_per_second": 200.0 + step,
+        "tokens_per_second_per_device": (200.0 + step) / 4,
+        "mfu": 0.25 + step / 1000,
         "skipped": skipped,
         "restarted_lanes": 2 * skipped,
         **more,
@@ -90,6 +92,9 @@ def an_evaluation(state: str, bits: float | None, **more: Any) -> dict[str, Any]
 def forty_steps() -> list[dict[str, Any]]:
     """Losses 8.0 then 4.0; step 7 is skipped; validation every 10 steps, best at step 30."""
     records = [a_step(s, math.nan if s == 7 else 8.0 if s <= 20 else 4.0) for s in range(1, 41)]
+    waiting = dict.fromkeys(("pipeline", "replica"), 0.0) | {"data": 0.05, "tensor": 0.1}
+    for record in records[9::10]:
+        record |= {"waiting": waiting, "bubble": 0.125}
     for step, loss in ((10, 7.0), (20, 6.0), (30, 4.5678), (40, 5.0)):
         numbers = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / 2}
         norms = {"s": 9.0, "decoder.0.k": 1.0, "decoder.1.k": 3.0, "decoder.0.v": 2.0}
@@ -148,6 +153,10 @@ def test_page_and_terminal_hold_the_same_numbers(tmp_path: Path) -> None:
         assert re.search(r"Throughput 22[01] tokens per second", text)
         assert "Skipped steps 1" in text
         assert "Restarted lanes 2" in text
+        assert "MFU 27.0%" in text or "MFU 27.1%" in text
+        assert "Per device 55 tokens per second" in text
+        assert "Waiting 30.0% data 10.0%, tensor 20.0%" in text
+        assert "Bubble 12.5%" in text
         assert "saves 0.1000 bits per byte (5.0%) on test, segments of 64 tokens." in text
         assert "1.9000 2.0000 0.1000" in text
     assert f"rlt-dist train {run}/config.yaml run_folder={run}-again" in shown
@@ -307,6 +316,12 @@ def test_words_for_models_and_amounts() -> None:
     assert kinds == ["RLT-0, no feedback", "RLT-1, B = 1", "RLT-2, B = 8"]
     xl = TransformerXLConfig(d_inner=8, layers=1, memory_len=4, **SHAPE)
     assert model_kind(xl) == "Transformer-XL"
+    token = RltConfig(feedback_from="token", **rlt)
+    transformer = RltConfig(feedback=0, **rlt | {"decoder_layers": 0})
+    others = (token, transformer, GruConfig(d_model=8))
+    assert [model_kind(of) for of in others] == ["RLT, fed with tokens", "Transformer", "GRU"]
+    assert model_shape(transformer).startswith("1 layers, width")
+    assert model_shape(others[2]) == "1 layers, width 8"
     counts = [count(amount) for amount in (None, 9_999_999, 70_600_000, 10**13)]
     assert counts == ["-", "9,999,999", "70.6 M", "10.0 T"]
     durations = [duration(seconds) for seconds in (0.31, 59.96, 125, 90_061)]

@@ -39,7 +39,7 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("model", ["rlt1", "rlt2", "xl"])
+@pytest.mark.parametrize("model", ["rlt1", "rlt2", "xl", "token", "gru"])
 def test_stopped_after_any_step_and_resumed_nothing_differs(
     driver: Any, configure: Any, tmp_path: Path, metrics: Any, model: str
 ) -> None:

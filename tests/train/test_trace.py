@@ -86,6 +86,7 @@ def test_one_stage_runs_by_the_same_executor(repository: Path, name: str) -> Non
         (("--mesh", "4"), "write data x pipeline x tensor"),
         (("--mesh", "3x1x1"), "3"),
         (("ops.recurrence=reference",), "ops.recurrence: reference"),
+        (("model.feedback_from=token",), "model.feedback_from token: runs in one piece"),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(

@@ -8,7 +8,7 @@ from pydantic import PositiveInt
 
 from rlt_dist.checkpoint.run_folder import describe_changes
 from rlt_dist.config.load import Strict, validate
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
 from rlt_dist.util.errors import UserError
 
 _FREE = {"dropout", "dropatt", "memory_len", "clamp_len", "same_length"}
@@ -76,7 +76,9 @@ def check_same_model(stored: ModelConfig, wanted: ModelConfig, where: str) -> li
 
 def _resolved(config: ModelConfig) -> dict[str, Any]:
     """The configuration with what null stands for."""
-    content = config.model_dump(mode="json") | {"d_head": config.head_width}
+    content = config.model_dump(mode="json")
+    if not isinstance(config, GruConfig):
+        content["d_head"] = config.head_width
     if isinstance(config, RltConfig):
         content["kv_heads"] = config.key_value_heads
     return content

@@ -7,7 +7,7 @@ from typing import Any
 from rlt_dist.checkpoint.run_folder import EVALUATIONS, TOKENIZER
 from rlt_dist.checkpoint.saved_run import SavedRun
 from rlt_dist.config.load import write_yaml
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
 from rlt_dist.util.records import read_records
 
 _SECTIONS = ("model", "state", "optimizer", "schedule", "train")
@@ -52,8 +52,16 @@ def model_card(saved: SavedRun, written: Written, name: str) -> str:
 
 def describe(config: ModelConfig) -> tuple[str, str]:
     """What a model is called, and its shape in words."""
+    if isinstance(config, GruConfig):
+        shape = f"{config.layers} layers, width {config.d_model}"
+        return "Gated recurrent units (Cho et al., EMNLP 2014)", shape
+    if isinstance(config, RltConfig) and not config.decoder_layers:
+        shape = f"{config.encoder_layers} layers, width {config.d_model}"
+        return "A plain Transformer with rotary positions", shape
     if isinstance(config, RltConfig):
         kind = f"RLT-{min(config.feedback, 2)}"
+        if config.feedback_from == "token":
+            kind = "RLT fed with tokens"
         stacks = f"{config.encoder_layers} encoder and {config.decoder_layers} decoder layers"
         tied = ", tied" * config.tied
         shape = f"{stacks}{tied}, width {config.d_model}, window {config.window}"

@@ -1,6 +1,6 @@
 """The names of parameters in files, held to those of a model.
 
-Both models carry the names that files have, so nothing is renamed on the way in or out. A weight
+All models carry the names that files have, so nothing is renamed on the way in or out. A weight
 used in two places has one name in the model; files of others (the Transformer-XL authors' among
 them) hold it under both. `aliases` is the one table of second names.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Set
 import torch
 from torch import Tensor
 
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
 from rlt_dist.parallel.plan.layout import parameter_shapes
 from rlt_dist.util.errors import UserError
 
@@ -26,6 +26,8 @@ def aliases(config: ModelConfig, names: Iterable[str]) -> dict[str, str]:
     if isinstance(config, RltConfig):
         rules = [(r"encoder\.(\d+\.(?:attn|ffn)\..+)", r"decoder.\1")] * config.tied
         rules += [(r"embed\.weight", "output.weight")] * config.tie_output
+    elif isinstance(config, GruConfig):
+        rules = []
     else:
         rules = [(r"word_emb\.emb_layers\.(\d+)\.weight", r"crit.out_layers.\1.weight")]
         # The head's projection, number 0, is its own even where the tails' are tied.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PARTIAL = ".partial"
@@ -74,7 +74,7 @@ class Cache:
 
         Raises:
             FileNotFoundError: somebody removed the folder meanwhile; the caller tries again.
-            UserError: the disk is full, or the folder cannot be written.
+            Trouble: the disk is full, or the folder cannot be written.
         """
         self._make_folder()
         partial = self._folder / f"{sha256}{_PARTIAL}"
@@ -173,13 +173,13 @@ class Cache:
                 self.drop(name)
                 surplus -= freed
 
-    def _trouble(self, error: OSError) -> UserError:
+    def _trouble(self, error: OSError) -> Trouble:
         if error.errno in _FULL:
-            return UserError(
+            return Trouble(
                 f"{self._folder}: the disk is full; make room, choose another cache folder, or "
                 f"allow the cache less than is free there"
             )
-        return UserError(
+        return Trouble(
             f"{self._folder}: cannot be written ({error.strerror}); choose another cache folder"
         )
 

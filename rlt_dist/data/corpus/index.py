@@ -3,7 +3,7 @@
 Layout of a corpus folder:
 
     index.json            format, tokenizer, for each split its shards with sizes and hashes, the
-                          hash of sources.json, and one over all of this
+                          hash of sources.json, `labelled` if it is, and a hash over all of this
     tokenizer.json        the tokenizer that made the tokens
     train-000000.tar      a shard (see shard.py): whole documents, one a sample
     train-000000.npy      its sidecar: where each document begins, and its checksum
@@ -61,6 +61,7 @@ class Content(BaseModel):
     splits: dict[str, Annotated[list[ShardEntry], Field(min_length=1)]] = Field(min_length=1)
     dropped: dict[str, int]
     sources_sha256: str
+    labelled: bool = False
     hash: str
 
 
@@ -75,6 +76,11 @@ class SplitIndex:
     def address(self) -> str:
         """Which corpus' split it is, for messages."""
         return f"{self.shards[0].storage.location}: split {self.name!r}"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether each token has a label: what is to be predicted after it."""
+        return self.shards[0].labelled
 
     @property
     def documents(self) -> int:
@@ -129,6 +135,8 @@ def write_index(
     tokenizer: Mapping[str, Any],
     splits: Mapping[str, Sequence[ShardEntry]],
     dropped: Mapping[str, int],
+    *,
+    labelled: bool = False,
 ) -> None:
     """Write index.json, which makes the corpus whole: all its other files lie there.
 
@@ -142,6 +150,7 @@ def write_index(
         "splits": {name: [asdict(entry) for entry in entries] for name, entries in splits.items()},
         "dropped": dict(dropped),
         "sources_sha256": sha256_file(folder / SOURCES_NAME),
+        **({"labelled": True} if labelled else {}),
     }
     content["hash"] = content_hash(content)
     write_atomic(folder / INDEX_NAME, json.dumps(content, indent=1) + "\n")
@@ -235,13 +244,13 @@ def read_tokenizer(storage: Storage, about: About) -> Tokenizer:
 
 def shard_of(storage: Storage, entry: ShardEntry, content: Content) -> Shard:
     """A shard of the corpus that `content` describes; nothing is opened."""
-    dtype = token_dtype(content.tokenizer.vocabulary)
-    return Shard(entry, storage, dtype, content.tokenizer.end_of_text)
+    dtype = token_dtype(content.tokenizer.vocabulary, content.labelled)
+    return Shard(entry, storage, dtype, content.tokenizer.end_of_text, content.labelled)
 
 
-def token_dtype(vocabulary: int) -> np.dtype:
-    """How the tokens of a vocabulary are kept."""
-    return np.dtype("<u2" if vocabulary <= _SHORT else "<u4")
+def token_dtype(vocabulary: int, labelled: bool) -> np.dtype:
+    """How the tokens of a vocabulary are kept; labels need one more number."""
+    return np.dtype("<u2" if vocabulary + labelled <= _SHORT else "<u4")
 
 
 def read_entry(values: Mapping[str, Any]) -> ShardEntry:
@@ -254,6 +263,7 @@ def read_entry(values: Mapping[str, Any]) -> ShardEntry:
 
 
 def _fingerprint(content: Content) -> str:
-    decisive = content.model_dump(exclude={"dropped", "sources_sha256", "hash"})
+    left_out = {"dropped", "sources_sha256", "hash"}
+    decisive = content.model_dump(exclude=left_out, exclude_defaults=True)
     canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -30,7 +30,7 @@ from rlt_dist.data.corpus.transfer import (
     may_pass,
     open_source,
 )
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble, UserError
 from rlt_dist.util.log import warn
 
 T = TypeVar("T")
@@ -158,7 +158,8 @@ class RemoteFolder:
                 raise _MissingError(f"{address}: this shard file is missing; {REPAIR}") from None
             tried = retrying.statistics["attempt_number"]
             count = f"after {tried} attempts " if tried > 1 else ""
-            raise UserError(
+            kind = Trouble if may_pass(error) else UserError
+            raise kind(
                 f"{address}: cannot be read {count}({describe(error)}); see that the address is "
                 f"right and can be reached from here, then start again"
             ) from error

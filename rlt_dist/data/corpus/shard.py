@@ -1,9 +1,11 @@
 """One shard: a webdataset tar of whole documents, and a sidecar that says where each begins.
 
 Every document is one member of the tar, `ORDINAL.npy`: its tokens, end-of-text included, as a
-NumPy array [n] of unsigned 16- or 32-bit integers, little-endian. Any webdataset reader can read
-it; this one takes each document from where the sidecar says it is, and holds it to the sidecar's
-checksum. The sidecar itself is held to the index's hash.
+NumPy array [n] of unsigned 16- or 32-bit integers, little-endian. In a labelled corpus it is an
+array [2, n], and its second row says of each token what is to be predicted after it, or, by the
+type's largest number, that nothing is. Any webdataset reader can read it; this one takes each
+document from where the sidecar says it is, and holds it to the sidecar's checksum. The sidecar
+itself is held to the index's hash.
 """
 
 from collections.abc import Iterator
@@ -22,10 +24,10 @@ Positive = Annotated[int, Field(ge=1)]
 
 DOCUMENT = np.dtype([("offset", "<i8"), ("tokens", "<i8"), ("bytes", "<i8"), ("checksum", "<u4")])
 """Per document: where its tar header begins, how many tokens and bytes of raw text it has, and the
-CRC-32 of its tokens as they lie in the tar."""
+CRC-32 of its tokens, and labels, as they lie in the tar."""
 
 TAR_HEADER, NPY_HEADER = 512, 128
-"""Bytes before a document's tokens: its member's header, and that of a one-dimensional array."""
+"""Bytes before a document's tokens: its member's header, and that of its array."""
 
 _BLOCK = 1 << 18
 """Bytes read at once, or one document if it is longer."""
@@ -70,12 +72,14 @@ class Shard:
     Attributes:
         dtype: of its tokens.
         end_of_text: the token that ends every document.
+        labelled: whether each token has a label.
     """
 
     entry: ShardEntry
     storage: Storage
     dtype: np.dtype
     end_of_text: int
+    labelled: bool
 
     @property
     def address(self) -> str:
@@ -123,7 +127,9 @@ class Shard:
             self.storage.prefetch(*file)
 
     def read(self, first: int, last: int) -> Iterator[np.ndarray]:
-        """The tokens of documents `first` to `last` (exclusive): `dtype` [n] each, read-only.
+        """Documents `first` to `last` (exclusive): `dtype` [n], or [2, n] if labelled, read-only.
+
+        `tokens_and_labels` takes such an array apart.
 
         Raises:
             BadShard: the shard is missing or damaged; the message names the document.
@@ -131,7 +137,7 @@ class Shard:
         """
         documents = self.sidecar()[first:last].copy()
         begins = documents["offset"] + (TAR_HEADER + NPY_HEADER)
-        ends = begins + documents["tokens"] * self.dtype.itemsize
+        ends = begins + documents["tokens"] * (self.dtype.itemsize * (1 + self.labelled))
         try:
             with open_file(self.storage, *self.entry.files[0]) as handle:
                 for start, stop in _blocks(begins, ends):
@@ -175,18 +181,31 @@ class Shard:
                 f"{self.address}: is damaged, document {document} has another checksum than when "
                 f"it was written; {self.storage.discard(self.entry.tar_sha256)}"
             )
-        tokens = np.frombuffer(content, self.dtype)
+        found = tokens = np.frombuffer(content, self.dtype)
+        if self.labelled:
+            found = tokens.reshape(2, -1)
+            tokens = found[0]
         if tokens[-1] != self.end_of_text:
             raise BadShard(
                 f"{self.address}: document {document} does not end with the end-of-text token "
                 f"{self.end_of_text}; the corpus was made with another tokenizer"
             )
-        return tokens
+        return found
 
     def _damaged_sidecar(self, why: str) -> BadShard:
         address = self.storage.address(self.entry.sidecar)
         advice = self.storage.discard(self.entry.sidecar_sha256)
         return BadShard(f"{address}: is damaged, {why}; {advice}")
+
+
+def tokens_and_labels(document: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """A document's tokens, [n], and its labels, [n], if it has any."""
+    return (document, None) if document.ndim == 1 else (document[0], document[1])
+
+
+def unscored(dtype: np.dtype) -> int:
+    """The label of a token after which nothing is to be predicted."""
+    return int(np.iinfo(dtype).max)
 
 
 def _read(handle: FileIO, size: int) -> bytes:

@@ -8,7 +8,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Protocol
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble, UserError
 
 REPAIR = "restore it, or prepare the corpus again with --overwrite"
 
@@ -193,11 +193,12 @@ def bad_shard(address: str, error: OSError) -> UserError:
     """What it means that a shard's file cannot be read: `BadShard`, unless that may pass."""
     what = f"{address}: cannot be read ({error.strerror})"
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return UserError(f"{what}; allow more open files with `ulimit -n`, or take fewer lanes")
+        return Trouble(f"{what}; allow more open files with `ulimit -n`, or take fewer lanes")
     if error.errno in _PASSING:
-        return UserError(f"{what}; the shard itself may be whole: start again")
+        return Trouble(f"{what}; the shard itself may be whole: start again")
     return BadShard(f"{what}; {REPAIR}")
 
 
 def _unreadable(path: Path, error: OSError) -> UserError:
-    return UserError(f"{path}: cannot be read ({error.strerror}); make it readable")
+    kind = Trouble if error.errno in _PASSING else UserError
+    return kind(f"{path}: cannot be read ({error.strerror}); make it readable")

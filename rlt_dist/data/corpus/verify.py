@@ -8,7 +8,7 @@ from io import BytesIO
 import numpy as np
 
 from rlt_dist.data.corpus.index import read_content, read_tokenizer, shard_of
-from rlt_dist.data.corpus.shard import Shard
+from rlt_dist.data.corpus.shard import Shard, tokens_and_labels, unscored
 from rlt_dist.data.corpus.sources import SOURCES_NAME
 from rlt_dist.data.corpus.storage import REPAIR, Storage, open_file
 from rlt_dist.data.standing import Standing, Watch
@@ -53,14 +53,14 @@ def _verify_shard(shard: Shard, tokenizer: Tokenizer) -> None:
     lengths = tokenizer.byte_lengths()
     members = _members(shard)
     key = ""
-    for number, tokens in enumerate(shard.read(0, len(documents))):
+    for number, document in enumerate(shard.read(0, len(documents))):
         size = int(documents["bytes"][number]) if tokenizer.lossless else None
-        if wrong := _wrong_tokens(tokens, size, lengths):
+        if wrong := _wrong_document(document, size, lengths):
             raise _damaged(shard, f"document {number} {wrong}")
         name, offset, plain = next(members, ("", -1, None))
         if name <= key or offset != documents["offset"][number]:
             raise _damaged(shard, f"document {number} is no member where the sidecar says")
-        if plain is None or plain.dtype != tokens.dtype or not np.array_equal(plain, tokens):
+        if plain is None or plain.dtype != document.dtype or not np.array_equal(plain, document):
             raise _damaged(shard, f"document {number} is another one to a plain reader of tars")
         key = name
     if extra := next(members, None):
@@ -78,15 +78,18 @@ def _verify_hash(shard: Shard) -> None:
         raise UserError(f"{shard.address}: is damaged, its SHA-256 is not the index's; {advice}")
 
 
-def _wrong_tokens(tokens: np.ndarray, size: int | None, lengths: np.ndarray) -> str | None:
-    """What is wrong with a document's tokens, if anything is.
+def _wrong_document(document: np.ndarray, size: int | None, lengths: np.ndarray) -> str | None:
+    """What is wrong with a document's tokens or labels, if anything is.
 
     Args:
         size: bytes of its text; None: the tokens need not stand for as many.
         lengths: of each id of the vocabulary.
     """
+    tokens, labels = tokens_and_labels(document)
     if (largest := int(tokens.max())) >= len(lengths):
         return f"holds token {largest}, the vocabulary ends at {len(lengths) - 1}"
+    if labels is not None and (labels >= len(lengths))[labels != unscored(labels.dtype)].any():
+        return f"holds a label that is no token, the vocabulary ends at {len(lengths) - 1}"
     found = int(lengths[tokens].sum())
     if size not in (None, found):
         return f"decodes to {found} bytes of text, it had {size}"

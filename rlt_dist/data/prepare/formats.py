@@ -7,7 +7,6 @@ except where JSON demands it.
 
 import codecs
 import gzip
-import json
 import lzma
 import os.path
 import zlib
@@ -17,7 +16,9 @@ from typing import Any
 
 import zstandard
 
+from rlt_dist.data.prepare.chat import render
 from rlt_dist.data.prepare.inputs import InputFile, InputOptions, opened
+from rlt_dist.data.prepare.json_lines import BadLine, record_of, text_of
 from rlt_dist.util.errors import UserError
 
 _BLOCK = 1 << 18
@@ -28,12 +29,16 @@ _BINARY_PROBE = 8 << 10
 _LONGEST_LINE = 1 << 28
 _JSON_LINES = (".jsonl", ".ndjson")
 _PARQUET = ".parquet"
-_JSON = json.JSONDecoder()
 
 
 def is_text(file: InputFile) -> bool:
     """Whether its content is documents at once, or at the separators; else see `read_texts`."""
     return _suffixes(file)[0] not in (*_JSON_LINES, _PARQUET)
+
+
+def is_json_lines(file: InputFile) -> bool:
+    """Whether each line of its content is an object."""
+    return _suffixes(file)[0] in _JSON_LINES
 
 
 def is_seekable(file: InputFile) -> bool:
@@ -171,16 +176,28 @@ def _not_utf8(where: str) -> UserError:
     )
 
 
-class _NoText(Exception):
-    """What is wrong with a line, in words."""
-
-
 def _read_json_lines(file: InputFile, options: InputOptions) -> Iterator[bytes]:
     for number, line in enumerate(_lines(file, read_blocks(file, options)), 1):
         try:
-            yield _text_of_line(line, options.text_field)
-        except _NoText as error:
+            yield _text_of_line(line, options)
+        except BadLine as error:
             raise UserError(f"{file.path}:{number}: {error}") from None
+
+
+def _text_of_line(line: bytes, options: InputOptions) -> bytes:
+    """The text of one JSON line; no text if the line is blank."""
+    if not line.strip():
+        return b""
+    record = record_of(line)
+    if options.format == "text":
+        return text_of(record, options.text_field)
+    text = render(record)
+    if len(text) > options.longest:
+        raise BadLine(
+            f"is a conversation of {len(text)} bytes, and is not cut; leave it out, or allow it "
+            f"with --longest-mib"
+        )
+    return text
 
 
 def _lines(file: InputFile, blocks: Iterable[bytes]) -> Iterator[bytes]:
@@ -203,43 +220,6 @@ def _lines(file: InputFile, blocks: Iterable[bytes]) -> Iterator[bytes]:
             yield from lines
     if size:
         yield b"".join(parts)
-
-
-def _parse(line: bytes) -> Any:
-    """`json.loads`, which takes three times as long over a line that is one value and no more."""
-    try:
-        text = line.rstrip(b" \t\r").decode()
-        record, end = _JSON.raw_decode(text)
-        if end == len(text):
-            return record
-    except ValueError:
-        pass
-    return json.loads(line)
-
-
-def _text_of_line(line: bytes, field: str) -> bytes:
-    """The text field of one JSON line, as UTF-8; no text if the line is blank."""
-    if not line.strip():
-        return b""
-    try:
-        record = _parse(line)
-    except json.JSONDecodeError as error:  # its own words would count lines within this one
-        at = f"{error.msg} at column {error.pos + 1}"
-        raise _NoText(f"is not valid JSON ({at}); correct this line") from None
-    except (ValueError, RecursionError) as error:
-        raise _NoText(f"is not valid JSON ({error}); correct this line") from None
-    if not isinstance(record, dict):
-        raise _NoText("is not a JSON object; write one object with a text a line")
-    if field not in record:
-        known = ", ".join(map(repr, record)) or "none"
-        raise _NoText(f"has no field {field!r}; name one with --text-field ({known})")
-    text = record[field]
-    if not isinstance(text, str):
-        raise _NoText(f"field {field!r} is not a string; correct this line")
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise _NoText(f"field {field!r} holds half a character; correct it") from None
 
 
 def _read_parquet(file: InputFile, options: InputOptions) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from rlt_dist.util.errors import UserError
 
@@ -28,6 +29,7 @@ class InputOptions:
         allow_binary: take files that look binary.
         require_utf8: refuse text that is not UTF-8.
         longest: bytes of a document; a longer one is stored as several.
+        format: what a JSON line holds: a text in `text_field`, or a conversation (chat.py).
     """
 
     pattern: str = "*"
@@ -37,6 +39,7 @@ class InputOptions:
     allow_binary: bool = False
     require_utf8: bool = False
     longest: int = 16 << 20
+    format: Literal["text", "chat"] = "text"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from rlt_dist.data.corpus.shard import DOCUMENT, NPY_HEADER, TAR_HEADER
+from rlt_dist.data.corpus.shard import DOCUMENT, NPY_HEADER, TAR_HEADER, unscored
 
 KEY_DIGITS = 10
 TAR_END = 2 * tarfile.BLOCKSIZE
@@ -23,7 +23,12 @@ _SIZE, _CHECKSUM = slice(124, 135), slice(148, 156)
 
 
 def tar_members(
-    ordinals: np.ndarray, ids: np.ndarray, lengths: np.ndarray, end_of_text: int, dtype: np.dtype
+    ordinals: np.ndarray,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+    end_of_text: int,
+    dtype: np.dtype,
+    labels: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Members `ORDINAL.npy` for some documents, one after another.
 
@@ -32,6 +37,8 @@ def tar_members(
         ids: all documents' tokens without end-of-text, int32 [sum of lengths].
         lengths: of each document, int64 [n].
         dtype: of the tokens in the tar.
+        labels: likewise int64, what is to be predicted after each token; below 0: nothing. None:
+            the documents have none.
 
     Returns:
         The members' bytes, uint8, a multiple of 512; and the documents' `DOCUMENT` [n], with
@@ -39,21 +46,29 @@ def tar_members(
     """
     documents = np.zeros(len(ordinals), DOCUMENT)
     documents["tokens"] = lengths + 1
-    sizes = NPY_HEADER + documents["tokens"] * dtype.itemsize
+    rows = 1 if labels is None else 2
+    sizes = NPY_HEADER + documents["tokens"] * (rows * dtype.itemsize)
     blocks = 1 + -(-sizes // _BLOCK)
     first = np.cumsum(blocks) - blocks
     documents["offset"] = first * _BLOCK
     content = np.zeros(int(blocks.sum()) * _BLOCK, np.uint8)
     table = content.reshape(-1, _BLOCK)
     table[first] = _tar_headers(ordinals, sizes)
-    table[first + 1, :NPY_HEADER] = _npy_headers(documents["tokens"], dtype)
+    table[first + 1, :NPY_HEADER] = _npy_headers(documents["tokens"], dtype, rows)
     tokens = content.view(dtype)
     begins = (documents["offset"] + TAR_HEADER + NPY_HEADER) // dtype.itemsize
-    tokens[np.arange(len(ids)) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)] = ids
+    places = np.arange(len(ids)) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+    tokens[places] = ids
     tokens[begins + lengths] = end_of_text
+    if labels is not None:
+        nothing = unscored(dtype)
+        tokens[places + np.repeat(lengths + 1, lengths)] = np.where(labels < 0, nothing, labels)
+        tokens[begins + 2 * lengths + 1] = nothing
     documents["checksum"] = [
         crc32(tokens.data[begin:end])
-        for begin, end in zip(begins.tolist(), (begins + lengths + 1).tolist(), strict=True)
+        for begin, end in zip(
+            begins.tolist(), (begins + rows * (lengths + 1)).tolist(), strict=True
+        )
     ]
     return content, documents
 
@@ -81,18 +96,20 @@ def _tar_headers(ordinals: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return headers
 
 
-def _npy_headers(tokens: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Headers of one-dimensional arrays: uint8 [n, 128]."""
+def _npy_headers(tokens: np.ndarray, dtype: np.dtype, rows: int) -> np.ndarray:
+    """Headers of arrays of one row, which have one dimension, or of two: uint8 [n, 128]."""
     headers = np.empty((len(tokens), NPY_HEADER), np.uint8)
     digits = np.char.str_len(tokens.astype(str))
     for count in np.unique(digits).tolist():
         stream = io.BytesIO()
-        about = {"descr": dtype.str, "fortran_order": False, "shape": (10 ** (count - 1),)}
+        length = 10 ** (count - 1)
+        shape = (length,) if rows == 1 else (rows, length)
+        about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(stream, about)
-        place = stream.getvalue().index(b"(") + 1
-        rows = np.flatnonzero(digits == count)
-        headers[rows] = np.frombuffer(stream.getvalue(), np.uint8)
-        headers[rows, place : place + count] = _digits(tokens[rows], count, 10)
+        place = stream.getvalue().rindex(str(length).encode())
+        mine = np.flatnonzero(digits == count)
+        headers[mine] = np.frombuffer(stream.getvalue(), np.uint8)
+        headers[mine, place : place + count] = _digits(tokens[mine], count, 10)
     return headers
 
 

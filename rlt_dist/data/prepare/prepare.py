@@ -28,6 +28,9 @@ from rlt_dist.data.corpus.index import (
 )
 from rlt_dist.data.corpus.shard import ShardEntry
 from rlt_dist.data.corpus.sources import write_sources
+from rlt_dist.data.prepare.chat import encode_conversations
+from rlt_dist.data.prepare.encode import encode_texts
+from rlt_dist.data.prepare.formats import is_json_lines
 from rlt_dist.data.prepare.inputs import InputOptions, Listing, list_inputs
 from rlt_dist.data.prepare.members import KEY_DIGITS
 from rlt_dist.data.prepare.placement import Plan, Turns, documents_by_split, place
@@ -105,6 +108,8 @@ def prepare_corpus(
         raise UserError(f"the shard size is {shard_bytes} bytes; it must be at least 1")
     turns = Turns(shares)
     listing = list_inputs(inputs, options)
+    if options.format == "chat":
+        _check_chat(listing, tokenizer)
     request = describe_request(listing, tokenizer, options, shares, shard_bytes)
     job = _Job(output, listing, options, turns, shard_bytes, watch)
     try:
@@ -129,6 +134,25 @@ def _check_places(inputs: Sequence[Path], output: Path, tokenizer: Path) -> None
     for path in inputs:
         if path.is_dir() and output.resolve().is_relative_to(path.resolve()):
             raise UserError(f"{output}: lies inside the input {path}; choose another output folder")
+
+
+def _check_chat(listing: Listing, tokenizer: Path) -> None:
+    others = [file.path for file in listing.files if not is_json_lines(file)]
+    if others:
+        raise UserError(
+            f"{others[0]}: is no file of JSON lines (.jsonl, .ndjson), as conversations come in; "
+            f"leave it out with --exclude"
+        )
+    if is_recipe(tokenizer):
+        raise UserError(
+            f"{tokenizer}: is a recipe, and conversations are for a model that is already there; "
+            f"give the tokenizer.json of its run folder"
+        )
+    if not load_tokenizer(tokenizer).lossless:
+        raise UserError(
+            f"{tokenizer}: does not keep every text, so a message's role would be lost; "
+            f"conversations need a tokenizer that is lossless"
+        )
 
 
 def _make(
@@ -181,7 +205,8 @@ class _Job:
             "linked_folders": self.listing.linked,
             "cut_documents": survey.cut_documents,
         }
-        write_index(self.output, about, splits, dropped)
+        labelled = self.options.format == "chat"
+        write_index(self.output, about, splits, dropped, labelled=labelled)
 
     def survey(self, workers: Workers) -> Survey:
         """Find all documents."""
@@ -245,7 +270,8 @@ class _Job:
         """Write the shards that are not committed yet; gives every split's, in order."""
         bar = _Bar(self.watch, "writing shards", survey.bytes)
         entries: list[ShardEntry] = []
-        writing = Writing(self.output, survey, tokenizer.hash)
+        encode = encode_conversations if self.options.format == "chat" else encode_texts
+        writing = Writing(self.output, survey, tokenizer.hash, encode)
 
         def missing() -> Iterator[tuple[Writing, Plan]]:
             for plan in place(survey.sizes(), self.turns, self.shard_bytes):

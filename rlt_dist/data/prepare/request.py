@@ -134,9 +134,10 @@ def _read_request(path: Path) -> Request:
 
 def _first_change(old: Request, new: Request) -> str | None:
     """What differs between two requests, in words."""
+    was = {"format": "text", **old["options"]}  # there was no other once
     for key, value in new["options"].items():
-        if old["options"].get(key) != value:
-            return f"{key} was {old['options'].get(key)!r}, now {value!r}"
+        if was.get(key) != value:
+            return f"{key} was {was.get(key)!r}, now {value!r}"
     before = {name: rest for name, *rest in old["inputs"]}
     after = {name: rest for name, *rest in new["inputs"]}
     for name in [*before, *after]:

@@ -19,6 +19,7 @@ import numpy as np
 
 from rlt_dist.data.corpus.index import TOKENIZER_NAME, read_entry, token_dtype
 from rlt_dist.data.corpus.shard import ShardEntry
+from rlt_dist.data.prepare.encode import Encode, Encoded
 from rlt_dist.data.prepare.members import tar_end, tar_members
 from rlt_dist.data.prepare.placement import Plan
 from rlt_dist.data.prepare.survey import Survey
@@ -37,11 +38,13 @@ class Writing:
 
     Attributes:
         tokenizer_hash: of the tokenizer that lies in the folder.
+        encode: makes texts tokens; a function of a module, for it is sent to other processes.
     """
 
     folder: Path
     survey: Survey
     tokenizer_hash: str
+    encode: Encode
 
 
 def write_shard(writing: Writing, plan: Plan) -> ShardEntry:
@@ -52,35 +55,55 @@ def write_shard(writing: Writing, plan: Plan) -> ShardEntry:
         OSError: the folder cannot be written; nothing of the shard is left in it.
     """
     tokenizer = _tokenizer(writing.folder / TOKENIZER_NAME, writing.tokenizer_hash)
-    tar = writing.folder / f"{plan.name}.tar"
-    # Another process may still be at it: one whose leader was killed a moment ago.
-    partial = writing.folder / f".{plan.name}.{socket.gethostname()}-{os.getpid()}.partial"
     texts = writing.survey.read(plan.ordinals)
+    documents = (writing.encode(batch, tokenizer) for batch in _batches(texts))
+    entry = write_documents(writing.folder, plan.name, plan.ordinals, documents, tokenizer)
+    write_atomic(_record(writing.folder, plan.name), json.dumps(asdict(entry)))
+    return entry
+
+
+def write_documents(
+    folder: Path,
+    name: str,
+    ordinals: np.ndarray,
+    documents: Iterable[Encoded],
+    tokenizer: Tokenizer,
+) -> ShardEntry:
+    """Write a shard's tar and sidecar.
+
+    Args:
+        ordinals: of all its documents, int64, ascending.
+        documents: batches of them, all with labels or all without.
+
+    Raises:
+        OSError: the folder cannot be written; nothing of the shard is left in it.
+    """
+    tar = folder / f"{name}.tar"
+    # Another process may still be at it: one whose leader was killed a moment ago.
+    partial = folder / f".{name}.{socket.gethostname()}-{os.getpid()}.partial"
     try:
         with partial.open("wb", buffering=0) as handle:
-            documents, size, sha256 = _write_tar(handle, plan.ordinals, texts, tokenizer)
+            table, size, sha256 = _write_tar(handle, ordinals, documents, tokenizer)
             os.fsync(handle.fileno())
         os.replace(partial, tar)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    fsync_folder(writing.folder)
+    fsync_folder(folder)
     stream = io.BytesIO()
-    np.save(stream, documents)
+    np.save(stream, table)
     sidecar = stream.getvalue()
     write_atomic(tar.with_suffix(".npy"), sidecar)
-    entry = ShardEntry(
-        name=plan.name,
-        documents=len(documents),
-        tokens=int(documents["tokens"].sum()),
-        bytes=int(documents["bytes"].sum()),
+    return ShardEntry(
+        name=name,
+        documents=len(table),
+        tokens=int(table["tokens"].sum()),
+        bytes=int(table["bytes"].sum()),
         tar_size=size,
         tar_sha256=sha256,
         sidecar_size=len(sidecar),
         sidecar_sha256=hashlib.sha256(sidecar).hexdigest(),
     )
-    write_atomic(_record(writing.folder, plan.name), json.dumps(asdict(entry)))
-    return entry
 
 
 def committed(folder: Path, name: str) -> ShardEntry | None:
@@ -105,24 +128,25 @@ def _tokenizer(path: Path, content_hash: str) -> Tokenizer:  # noqa: ARG001
 
 
 def _write_tar(
-    handle: BinaryIO, ordinals: np.ndarray, texts: Iterable[bytes], tokenizer: Tokenizer
+    handle: BinaryIO, ordinals: np.ndarray, documents: Iterable[Encoded], tokenizer: Tokenizer
 ) -> tuple[np.ndarray, int, str]:
     """Write a whole tar; gives its `DOCUMENT` [documents], its size and its SHA-256."""
-    dtype = token_dtype(tokenizer.vocabulary)
     digest = hashlib.sha256()
     tables: list[np.ndarray] = []
     size = first = 0
-    for batch in _batches(texts):
-        ids, lengths = tokenizer.encode_many(batch)
-        keys = ordinals[first : first + len(batch)]
-        content, documents = tar_members(keys, ids, lengths, tokenizer.end_of_text, dtype)
-        documents["offset"] += size
-        documents["bytes"] = [len(text) for text in batch]
-        tables.append(documents)
+    for some in documents:
+        dtype = token_dtype(tokenizer.vocabulary, some.labels is not None)
+        keys = ordinals[first : first + len(some.lengths)]
+        content, table = tar_members(
+            keys, some.ids, some.lengths, tokenizer.end_of_text, dtype, some.labels
+        )
+        table["offset"] += size
+        table["bytes"] = some.bytes
+        tables.append(table)
         _write(handle, content.data)
         digest.update(content.data)
         size += len(content)
-        first += len(batch)
+        first += len(keys)
     end = tar_end(size)
     _write(handle, memoryview(end))
     digest.update(end)

@@ -14,7 +14,7 @@ import numpy as np
 import webdataset as wds
 
 from rlt_dist.data.corpus.index import SplitIndex
-from rlt_dist.data.corpus.shard import Shard
+from rlt_dist.data.corpus.shard import Shard, tokens_and_labels
 from rlt_dist.data.corpus.storage import BadShard
 from rlt_dist.data.stream.damage import Damage
 from rlt_dist.data.stream.lanes import LanePlan, Run
@@ -32,11 +32,13 @@ class Document:
         epoch: the lane's own.
         ordinal: of the document in the lane's run of that epoch.
         tokens: unsigned [n], end-of-text included.
+        labels: unsigned [n], what is to be predicted after each (see `unscored`); None: the next.
     """
 
     epoch: int
     ordinal: int
     tokens: np.ndarray
+    labels: np.ndarray | None
 
 
 class LaneDocuments:
@@ -90,7 +92,7 @@ class LaneDocuments:
                 )
             self._open(self.epoch + 1, 0)
             barren += 1
-        document = Document(self.epoch, sample["ordinal"], sample["npy"])
+        document = Document(self.epoch, sample["ordinal"], *tokens_and_labels(sample["npy"]))
         self.ordinal = document.ordinal + 1
         if self.ordinal == self._run.documents:
             self._open(self.epoch + 1, 0)
@@ -115,7 +117,7 @@ class _Stretch(TypedDict):
 
 
 class _Sample(TypedDict):
-    """A document: its ordinal in the lane's run, and its tokens."""
+    """A document: its ordinal in the lane's run, and its tokens, with their labels if any."""
 
     ordinal: int
     npy: np.ndarray
@@ -140,8 +142,8 @@ def _samples(damage: Damage, stretches: Iterable[_Stretch]) -> Iterator[_Sample]
     for stretch in stretches:
         first, last, ordinal = stretch["first"], stretch["last"], stretch["ordinal"]
         try:
-            for tokens in stretch["shard"].read(first, last):
-                yield _Sample(ordinal=ordinal, npy=tokens)
+            for document in stretch["shard"].read(first, last):
+                yield _Sample(ordinal=ordinal, npy=document)
                 first, ordinal = first + 1, ordinal + 1
         except BadShard as error:
             damage.meet(error, last - first)

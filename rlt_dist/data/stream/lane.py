@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlt_dist.data.corpus.shard import unscored
 from rlt_dist.data.stream.damage import Damage
 from rlt_dist.data.stream.documents import LaneDocuments
 from rlt_dist.data.stream.lanes import Cursor, LanePlan
@@ -67,7 +68,13 @@ class LaneStream:
         """The position of the next input token, as one cursor for each corpus."""
         return [Cursor.from_numbers(place) for place in self.places]
 
-    def fill(self, tokens: np.ndarray, document_start: np.ndarray, loss_mask: np.ndarray) -> None:
+    def fill(
+        self,
+        tokens: np.ndarray,
+        document_start: np.ndarray,
+        loss_mask: np.ndarray,
+        labels: np.ndarray | None = None,
+    ) -> None:
         """Write the next T input tokens, and move the cursors behind them.
 
         Args:
@@ -75,7 +82,10 @@ class LaneStream:
             document_start: bool [T], all False: becomes True where input i begins a document (or a
                 piece of a long one).
             loss_mask: bool [T], all True: becomes False where input i ends a document, for its
-                target is then the next document's first token.
+                target is then the next document's first token; in a labelled document, where
+                there is nothing to be predicted.
+            labels: int64 [T], all -1: becomes what is to be predicted where a label says it. None:
+                no document has labels.
 
         Raises:
             UserError: a shard is damaged.
@@ -87,6 +97,8 @@ class LaneStream:
             if end < len(document):
                 tokens[filled:] = document[offset : end + 1]
                 self._mark_starts(document_start[filled:], offset)
+                if labels is not None:
+                    self._write_labels(labels[filled:], loss_mask[filled:], offset)
                 place[_OFFSET] = end
                 place[_TOKENS] += end - offset
                 return
@@ -95,6 +107,8 @@ class LaneStream:
             self._mark_starts(document_start[here], offset)
             filled = here.stop
             loss_mask[filled - 1] = False
+            if labels is not None:
+                self._write_labels(labels[here], loss_mask[here], offset)
             place[_TOKENS] += len(document) - offset
             self._open_document(self._behind())
 
@@ -105,6 +119,14 @@ class LaneStream:
         elif offset == 0:
             document_start[:1] = True
 
+    def _write_labels(self, labels: np.ndarray, loss_mask: np.ndarray, offset: int) -> None:
+        """Write what the current document says of its tokens from `offset` on, if it has labels."""
+        if self._labels is None:
+            return
+        own = self._labels[offset : offset + len(labels)]
+        loss_mask[:] = own != unscored(own.dtype)
+        labels[loss_mask] = own[loss_mask]
+
     def _behind(self) -> int:
         return furthest_behind(self._weights, [place[_TOKENS] for place in self.places])
 
@@ -113,6 +135,6 @@ class LaneStream:
         for one, reader in enumerate(self._corpora):
             self.places[one][:_TOKENS] = [reader.epoch, reader.ordinal, 0]
         found = self._corpora[corpus].next()
-        self._corpus, self._document = corpus, found.tokens
+        self._corpus, self._document, self._labels = corpus, found.tokens, found.labels
         self._place = self.places[corpus]
         self._place[:_OFFSET] = [found.epoch, found.ordinal]

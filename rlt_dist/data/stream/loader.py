@@ -24,14 +24,18 @@ class Batch:
     """One segment of b lanes.
 
     Attributes:
-        tokens: int64 [b, T + 1]; inputs are `[:, :-1]`, targets `[:, 1:]`.
+        tokens: int64 [b, T + 1]; inputs are `[:, :-1]`.
+        targets: int64 [b, T]: what is to be predicted after each input. It is the next token,
+            unless a label of a labelled corpus says otherwise.
         document_start: bool [b, T]: input i begins a document.
-        loss_mask: bool [b, T]: False where the target is the next document's first token.
+        loss_mask: bool [b, T]: False where nothing is to be predicted: the next token is the next
+            document's first, or a label says so. Targets there are ids like others.
         lanes: int64 [b], the lanes' global numbers.
         cursors: int64 [b, corpora, 4], where the lanes then stand (see `Cursor.FIELDS`).
     """
 
     tokens: Tensor
+    targets: Tensor
     document_start: Tensor
     loss_mask: Tensor
     lanes: Tensor
@@ -96,8 +100,10 @@ class LaneLoader:
         parts = [source.next() for source in self._sources]
         self._skipped += sum(part.skipped for part in parts)
         self._notices += [notice for part in parts for notice in part.notices]
+        tokens = _join([part.tokens for part in parts])
         return Batch(
-            tokens=_join([part.tokens for part in parts]),
+            tokens=tokens,
+            targets=_targets(tokens, [part.labels for part in parts if part.labels is not None]),
             document_start=_join([part.document_start for part in parts]),
             loss_mask=_join([part.loss_mask for part in parts]),
             lanes=self._lanes,
@@ -148,6 +154,15 @@ def _shares(local: range, cursors: np.ndarray, sources: int) -> Iterator[tuple[r
     borders = np.linspace(0, len(local), min(sources, len(local)) + 1).astype(int).tolist()
     for begin, end in pairwise(borders):
         yield local[begin:end], cursors[begin:end]
+
+
+def _targets(tokens: Tensor, labels: list[np.ndarray]) -> Tensor:
+    """What the labels say, if there are any; else each input's next token."""
+    following = tokens[:, 1:]
+    if not labels:
+        return following
+    found = _join(labels)
+    return torch.where(found < 0, following, found)
 
 
 def _join(rows: list[np.ndarray]) -> Tensor:

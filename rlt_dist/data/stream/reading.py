@@ -39,7 +39,10 @@ class Segments:
     Attributes:
         tokens: int64 [b, T + 1]; the last is the next segment's first input.
         document_start: bool [b, T]: input i begins a document (or a piece of a long one).
-        loss_mask: bool [b, T]: False where the target is the next document's first token.
+        loss_mask: bool [b, T]: False where the target is the next document's first token, or a
+            label says that there is none.
+        labels: int64 [b, T]: the target, where a label says it; else -1: the target is the next
+            token. None: no corpus is labelled.
         cursors: int64 [b, corpora, 4]: where the lanes stand after it (see `Cursor.FIELDS`).
         skipped: documents that could not be read and were left out.
         notices: what a person should know of that.
@@ -48,6 +51,7 @@ class Segments:
     tokens: np.ndarray
     document_start: np.ndarray
     loss_mask: np.ndarray
+    labels: np.ndarray | None
     cursors: np.ndarray
     skipped: int
     notices: tuple[str, ...]
@@ -69,6 +73,7 @@ class LaneGroup:
         """
         _allow_open_files()
         self._length = reading.segment
+        self._labelled = any(share.split.labelled for share in reading.mixture)
         self._damage = Damage(reading.skip_bad_shards)
         plans = [plan_lanes(share.split, reading.lanes, reading.seed) for share in reading.mixture]
         self._streams = [
@@ -92,11 +97,13 @@ class LaneGroup:
         lanes, length = len(self._streams), self._length
         tokens = np.empty((lanes, length + 1), np.int64)
         document_start, loss_mask = np.zeros((lanes, length), bool), np.ones((lanes, length), bool)
+        labels = np.full((lanes, length), -1) if self._labelled else None
         for row, stream in enumerate(self._streams):
-            stream.fill(tokens[row], document_start[row], loss_mask[row])
+            own = None if labels is None else labels[row]
+            stream.fill(tokens[row], document_start[row], loss_mask[row], own)
         cursors = np.array([stream.places for stream in self._streams], np.int64)
         skipped, notices = self._damage.take()
-        return Segments(tokens, document_start, loss_mask, cursors, skipped, notices)
+        return Segments(tokens, document_start, loss_mask, labels, cursors, skipped, notices)
 
 
 def _allow_open_files() -> None:

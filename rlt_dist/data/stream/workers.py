@@ -18,7 +18,7 @@ import numpy as np
 
 from rlt_dist.data.stream.reading import LaneGroup, Reading, Segments
 from rlt_dist.util.children import serve_parent
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import Trouble, UserError
 from rlt_dist.util.interrupts import children_without_interrupts
 from rlt_dist.util.signals import SIGNALS
 
@@ -90,7 +90,7 @@ class Worker:
                 return
             except (EOFError, OSError) as error:
                 if not left:
-                    raise UserError(
+                    raise Trouble(
                         f"no process can be started to read ahead ({error}); see the system's "
                         "limits and its out-of-memory messages, or set data.workers to 0"
                     ) from error
@@ -106,7 +106,7 @@ class Worker:
         how = _manner(self._process.exitcode)
         what = f"the process that {self._process.name} {how}"
         if deaths > _MOST_DEATHS:
-            raise UserError(
+            raise Trouble(
                 f"{what}, as did {deaths - 1} before it; if nothing above says why, the memory ran "
                 "out: lower data.workers"
             )

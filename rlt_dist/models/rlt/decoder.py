@@ -90,7 +90,7 @@ class Decoder:
             position=position,
             cos=position.new_empty(0),
             sin=position.new_empty(0),
-            feedback=self._config.feedback,
+            feedback=self._config.chunk,
             past=state[f"memory.{groups[0]}.k"].shape[1],
             carried=state[f"decoder.{next(iter(self._layers))}.k"].shape[1],
             reach=self._config.memory_len,

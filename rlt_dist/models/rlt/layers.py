@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from rlt_dist.config.model import RltConfig
 from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.modules import unfilled
-from rlt_dist.ops.attention import attend
+from rlt_dist.ops.attention import attend_within
 from rlt_dist.ops.norm import norm_linear
+from rlt_dist.ops.reach import Reach
 from rlt_dist.ops.recurrence.problem import LayerWeights
 from rlt_dist.ops.rotary import rotate
 from rlt_dist.ops.seam import WHOLE, Seam
@@ -118,14 +119,14 @@ class EncoderLayer(nn.Module):
         self.ffn = FeedForward(config)
 
     def forward(
-        self, x: Tensor, segment: Segment, past: KeyValue, mask: Tensor, layer: int
+        self, x: Tensor, segment: Segment, past: KeyValue, reach: Reach, layer: int
     ) -> tuple[Tensor, KeyValue]:
         """One layer over a segment.
 
         Args:
             x: [b, T, d].
             past: the carried entries, [b, P, KV, d_head].
-            mask: [b, T, P + T], 0 where a token sees an entry, else -inf, in the type of products.
+            reach: which of the P + T entries each token sees.
             layer: index of the layer, which names its dropout masks.
 
         Returns:
@@ -133,7 +134,7 @@ class EncoderLayer(nn.Module):
         """
         query, new = self.attn(x, self.attn_norm, segment.tables)
         seen = append(past, new)
-        attended = attend(query, *seen, mask)
+        attended = attend_within(query, *seen, reach)
         x = x + segment.dropout(self.attn.out(attended), "encoder.attn", layer)
         x = x + segment.dropout(self.ffn(x, self.ffn_norm), "encoder.ffn", layer)
         return x, seen

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from rlt_dist.config.model import RltConfig
@@ -21,7 +22,7 @@ from rlt_dist.ops.cross_entropy import linear_cross_entropy, linear_logits, line
 from rlt_dist.ops.embedding import lookup
 from rlt_dist.ops.noise import Noise
 from rlt_dist.ops.precision import product_dtype
-from rlt_dist.ops.reach import additive, newest, reach_mask, segment_positions
+from rlt_dist.ops.reach import Reach, newest, segment_positions
 from rlt_dist.ops.recurrence.dispatch import DEFAULT, Recurrence
 from rlt_dist.ops.recurrence.reference import boundary_after
 from rlt_dist.ops.rotary import rotary_tables
@@ -30,6 +31,9 @@ from rlt_dist.ops.seam import WHOLE, Seam
 
 class RecurrentLoopedTransformer(nn.Module):
     """RLT-0, RLT-1 and RLT-2, tied or not; parameters carry the names of exported checkpoints.
+
+    Without decoder layers it is a plain Transformer: embed, encode, head. Fed with tokens, the
+    merge stands before the decoder, and `s` of the state is the last token's embedding.
 
     The pieces, in order: embed, encode (encoder[i:j]), remember (memory), decode (merge and
     decoder[i:j]), head (output_norm and output). `forward` composes them. A piece works on the
@@ -52,7 +56,7 @@ class RecurrentLoopedTransformer(nn.Module):
         self.embed: nn.Embedding | None = unfilled(nn.Embedding, vocabulary, config.d_model)
         encoder = [EncoderLayer(config) for _ in range(config.encoder_layers)]
         self.encoder = _numbered(encoder)
-        self.memory = Memory(config)
+        self.memory: Memory | None = Memory(config) if config.decoder_layers else None
         self.merge: Merge | None = Merge(config) if config.feedback else None
         tied = encoder if config.tied else [None] * config.decoder_layers
         self.decoder = _numbered(DecoderLayer(config, layer) for layer in tied)
@@ -76,10 +80,17 @@ class RecurrentLoopedTransformer(nn.Module):
             decoder outputs s [b, T, d], and the state after the segment.
         """
         segment, counts = self.begin(document_start, state, noise)
-        e, encoder_state = self.encode(self.embedded(tokens, segment), segment, state)
+        x = self.embedded(tokens, segment)
+        e, encoder_state = self.encode(x, segment, state)
+        after = counts | encoder_state
+        if self.memory is None:
+            return e, after
         memory, memory_state = self.remember(e, segment, state)
+        if self.config.feedback_from == "token":
+            e = self.merge_tokens(e, x, segment, state)
+            after["s"] = x[:, -1]
         s, decoder_state = self.decode(e, memory, segment, state)
-        return s, counts | encoder_state | memory_state | decoder_state
+        return s, after | memory_state | decoder_state
 
     def begin(
         self, document_start: Tensor, state: State, noise: Noise | None
@@ -100,9 +111,9 @@ class RecurrentLoopedTransformer(nn.Module):
         """x [b, T, d] through the encoder layers that are here, and their part of the state."""
         limit, carried = self.config.memory_len, State()
         past = state[f"encoder.{next(iter(self.encoder))}.k"].shape[1]
-        mask = additive(reach_mask(segment.position, past, limit), product_dtype(x))
+        reach = Reach(segment.position, past, limit, product_dtype(x))
         for i, layer in self.encoder.items():
-            given = (x, segment, _entries(state, f"encoder.{i}"), mask, int(i))
+            given = (x, segment, _entries(state, f"encoder.{i}"), reach, int(i))
             x, seen = run_layer(layer, *given, recompute=self._recompute)
             carried |= _carried(f"encoder.{i}", seen, limit)
         return x, carried
@@ -113,10 +124,15 @@ class RecurrentLoopedTransformer(nn.Module):
         """By group, the memory: carried entries followed by those of e [b, T, d]; its state."""
         memory: dict[int, KeyValue] = {}
         carried: State = {}
-        for group, new in self.memory(e, segment.tables).items():
+        for group, new in present(self.memory)(e, segment.tables).items():
             memory[group] = append(_entries(state, f"memory.{group}"), new)
             carried |= _carried(f"memory.{group}", memory[group], self.config.memory_len)
         return memory, carried
+
+    def merge_tokens(self, e: Tensor, x: Tensor, segment: Segment, state: State) -> Tensor:
+        """e [b, T, d] with the embedding of the token before each, of x [b, T, d], merged in."""
+        before = torch.cat((state["s"][:, None], x[:, :-1]), dim=1)
+        return present(self.merge).tokens(e, before, segment.position == 0)
 
     def decode(
         self, e: Tensor, memory: Mapping[int, KeyValue], segment: Segment, state: State
@@ -134,7 +150,8 @@ class RecurrentLoopedTransformer(nn.Module):
 
     def decoder_here(self) -> Decoder:
         """The decoder layers that are here, for the recurrence core."""
-        return Decoder(self.config, self.decoder, self.merge, self.seam)
+        fed_back = self.merge if self.config.chunk else None
+        return Decoder(self.config, self.decoder, fed_back, self.seam)
 
     def logits(self, output: Tensor) -> Tensor:
         """Log-odds of the next token, [..., V] in float32 or wider, for outputs [..., d]."""
@@ -169,7 +186,8 @@ class RecurrentLoopedTransformer(nn.Module):
             for stack, layers in (("encoder", self.encoder), ("decoder", self.decoder))
             for number, layer in layers.items()
         }
-        projections |= {f"memory.{g}": group.k for g, group in self.memory.groups().items()}
+        groups = {} if self.memory is None else self.memory.groups()
+        projections |= {f"memory.{g}": group.k for g, group in groups.items()}
         state = counters(lanes, like.device)
         for name, projection in projections.items():
             heads = len(projection.get_parameter("weight")) // config.head_width

@@ -62,7 +62,7 @@ class Merge(nn.Module):
 
     def __init__(self, config: RltConfig) -> None:
         super().__init__()
-        d = config.d_model
+        d, self.alpha = config.d_model, config.alpha
         self.state_norm = nn.RMSNorm(d, eps=config.eps)
         self.gate = unfilled(nn.Linear, 2 * d, d)
         self.state = linear(d, d)
@@ -72,6 +72,20 @@ class Merge(nn.Module):
         """The weight that reads r, W_g above W_s, with the norm folded in: [2 d, d]."""
         of_r = self.gate.weight.chunk(2, dim=1)[1]
         return torch.cat((of_r, self.state.weight)) * self.state_norm.weight
+
+    def tokens(self, e: Tensor, before: Tensor, started: Tensor) -> Tensor:
+        """u [b, T, d] of all tokens at once, with the embedding of the token before each for h.
+
+        Args:
+            e: encoder outputs, [b, T, d].
+            before: embeddings, [b, T, d].
+            started: bool [b, T], True where a document starts, from `initial_state`.
+        """
+        h = torch.where(started[..., None], self.initial_state, before)
+        r, own = self.state_norm(self.seam.enter(h)), self.seam.own(e.shape[-1])
+        gate = torch.sigmoid(self.gate(torch.cat((self.seam.enter(e), r), dim=-1)))
+        added = F.pad(self.alpha * gate * self.state(r), (own.start, e.shape[-1] - own.stop))
+        return e + self.seam.leave(added)
 
     def inputs(self, e: Tensor, state: State, folded: Tensor) -> FeedbackInputs:
         """What the recurrence core needs of it, for encoder outputs e [T, b, d].

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlt_dist.config.model import TransformerXLConfig
-from rlt_dist.models.dropout import Dropout, own_part
+from rlt_dist.models.dropout import Dropout
 from rlt_dist.models.modules import unfilled
-from rlt_dist.ops.relative_function import heads_first, relative_attention
+from rlt_dist.ops.noise import WeightMask
+from rlt_dist.ops.reach import Reach
+from rlt_dist.ops.relative_function import attend_relative_within, heads_first
 from rlt_dist.ops.seam import WHOLE, Seam
 
 
@@ -38,7 +40,7 @@ class Segment:
     """What every layer sees of a segment of T tokens behind P memory positions.
 
     Attributes:
-        mask: [b, T, P + T], 0 at the keys that a token may attend to, else -inf.
+        reach: which of the P + T keys each token may attend to.
         biases: u and v, each [H, d_head], shared by all layers.
         relative: R of distances P + T - 1 .. 0, [P + T, d], which all layers share; or W_R R of
             each layer, [P + T, H * d_head], made before by one whose weights stand still.
@@ -46,7 +48,7 @@ class Segment:
         dropatt: the masks of attention weights in this step.
     """
 
-    mask: Tensor
+    reach: Reach
     biases: tuple[Tensor, Tensor]
     relative: Tensor | list[Tensor]
     dropout: Dropout
@@ -75,8 +77,10 @@ class RelativeAttention(nn.Module):
         past = memory if isinstance(memory, KeyValue) else self._key_value(memory)
         query, key, value = self._heads(self.qkv_net(self._inputs(x))).chunk(3, dim=2)
         seen = KeyValue(join(past.k, key), join(past.v, value))
-        relative, keep = self._relative(segment, layer), self._keep(segment, layer)
-        attended = relative_attention(query, *seen, relative, segment.biases, segment.mask, keep)
+        relative, dropped = self._relative(segment, layer), self._dropped(segment, layer)
+        attended = attend_relative_within(
+            query, *seen, relative, segment.biases, segment.reach, dropped
+        )
         summed = self.seam.leave(self.o_net(attended))
         x = x + segment.dropout(summed, "attn", layer)
         return x if self.pre_norm else self.layer_norm(x), seen
@@ -98,15 +102,10 @@ class RelativeAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_width))
 
-    def _keep(self, segment: Segment, layer: int) -> Tensor | None:
-        """Keep-mask [b, H, T, P + T] of the attention weights, the distance last.
-
-        It is drawn with the distance first: a mask's bits are numbered along its shape, so more
-        memory adds masks for farther distances and leaves those of nearer ones as they were.
-        """
-        _, length, keys = segment.mask.shape
-        mask = segment.dropatt.mask("attn.weights", layer, (keys, self.heads, length))
-        return None if mask is None else own_part(mask, 2, self.seam).permute(0, 2, 3, 1)
+    def _dropped(self, segment: Segment, layer: int) -> WeightMask | None:
+        """Which attention weights are dropped; a mask of all heads is drawn, alike on any cut."""
+        own = self.seam.own(self.heads)
+        return segment.dropatt.weights("attn.weights", layer, own, self.heads)
 
 
 class FeedForward(nn.Module):

@@ -16,7 +16,7 @@ from rlt_dist.models.transformer_xl.frozen import Derived, Guard
 from rlt_dist.models.transformer_xl.layers import KeyValue, Layer, Segment
 from rlt_dist.ops.noise import Noise, masked
 from rlt_dist.ops.precision import product_dtype
-from rlt_dist.ops.reach import additive, newest, reach_mask, segment_positions
+from rlt_dist.ops.reach import Reach, newest, segment_positions
 from rlt_dist.ops.relative import sinusoids
 
 
@@ -117,7 +117,7 @@ class TransformerXL(nn.Module):
         past = self._past_length(state)
         farthest = config.memory_len - 1 if config.same_length else None
         segment = Segment(
-            mask=additive(reach_mask(position, past, farthest), self.r_w_bias.dtype),
+            reach=Reach(position, past, farthest, self.r_w_bias.dtype),
             biases=(self.r_w_bias, self.r_r_bias),
             relative=self._relative(past + length, dropout, derived),
             dropout=dropout,

@@ -3,11 +3,13 @@
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rlt_dist.ops.choice import asker, prefers_triton, triton_trouble
+from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.recurrence.function import run_with
 from rlt_dist.ops.recurrence.loop import MakeLoop, PythonLoop
 from rlt_dist.ops.recurrence.parts import Choice, Cut, cut
@@ -16,11 +18,27 @@ from rlt_dist.ops.recurrence.reference import run_reference
 from rlt_dist.ops.seam import WHOLE, Seam
 from rlt_dist.util.errors import UserError
 
-Backend = Literal["auto", "reference", "python", "native"]
+Backend = Literal["auto", "reference", "python", "native", "triton"]
 _COMPILED = (torch.float32, torch.float64)
 
 _WORTH_PACKING = 8
 """Tokens from which the compiled loop is faster, its packing of the weights included."""
+
+
+class Kind(NamedTuple):
+    """What is to be computed, as far as implementations differ in what they can.
+
+    Attributes:
+        device: its kind.
+        dtype: of operands.
+        products: the type that products are formed in.
+        width: of a head; 0: unknown, or there are none.
+    """
+
+    device: str
+    dtype: torch.dtype = torch.float32
+    products: torch.dtype = torch.float32
+    width: int = 0
 
 
 @dataclass(frozen=True)
@@ -29,8 +47,10 @@ class Recurrence:
 
     Attributes:
         backend: reference is plain autograd; python one Function; native its loop compiled for
-            the CPU; auto native on a CPU where it can be compiled, has whole weights, knows the
-            type and is faster for so many tokens, else python.
+            the CPU; triton its loop in kernels for a GPU. auto: on a GPU triton, where it is
+            installed, products are in bfloat16 and heads fit; on a CPU native, where it can be
+            compiled, has whole weights and knows the type; else python, and for a few tokens
+            without a gradient too.
         decoder_chunk: tokens of a part of a segment that backward computes again; "none": all is
             kept; "auto": all is kept unless it exceeds the budget, else the longest parts that
             fit. The reference always keeps everything.
@@ -60,19 +80,21 @@ class Recurrence:
         """
         if self.backend == "auto" and _is_short(plan):
             return PythonLoop
-        return _loop(self.backend, operands.e.device.type, operands.e.dtype, plan.seam)
+        e = operands.e
+        kind = Kind(e.device.type, e.dtype, product_dtype(e), plan.shape.head_width)
+        return _loop(self.backend, kind, plan.seam)
 
     def cut(self, plan: Plan, operands: Operands) -> Cut:
         """The parts of a segment that a loop goes through."""
         return cut(self.decoder_chunk, self.budget, plan, operands)
 
-    def prepare(self, device: str, seam: Seam = WHOLE) -> None:
+    def prepare(self, kind: Kind, seam: Seam = WHOLE) -> None:
         """Compile what has to be compiled.
 
         Raises:
-            UserError: `native` is asked for and cannot be had.
+            UserError: what is asked for, native or triton, cannot be had.
         """
-        _loop(self.backend, device, torch.float32, seam)
+        _loop(self.backend, kind, seam)
 
 
 DEFAULT = Recurrence()
@@ -83,23 +105,38 @@ def _is_short(plan: Plan) -> bool:
     return len(plan.position) < _WORTH_PACKING and not torch.is_grad_enabled()
 
 
-def _loop(choice: Backend, device: str, dtype: torch.dtype, seam: Seam) -> MakeLoop | None:
+def _loop(choice: Backend, kind: Kind, seam: Seam) -> MakeLoop | None:
     if choice == "reference":
         return None
+    device, dtype, products, width = kind
+    if choice == "triton":
+        trouble = triton_trouble(device, products, width)
+        if trouble is not None:
+            raise UserError(f"{asker()}: {trouble}")
+        return _triton()
+    if choice == "auto" and prefers_triton(device, products, width):
+        return _triton()
     whole, known = seam is WHOLE, device == "cpu" and dtype in _COMPILED
     if choice == "python" or (choice == "auto" and not (whole and known)):
         return PythonLoop
     if not whole:
         raise UserError(
-            "ops.recurrence: native has whole weights, and mesh.tensor cuts them over processes; "
+            f"{asker()}: native has whole weights, and mesh.tensor cuts them over processes; "
             "take auto or python"
         )
     if not known:
         raise UserError(
-            "ops.recurrence: native runs on a CPU in float32 or float64, "
+            f"{asker()}: native runs on a CPU in float32 or float64, "
             f"not on {device} in {str(dtype).removeprefix('torch.')}; take auto"
         )
     return _native(choice)
+
+
+def _triton() -> MakeLoop:
+    """Imported when it is to run: it needs triton."""
+    from rlt_dist.ops.recurrence.triton_loop import TritonLoop
+
+    return TritonLoop
 
 
 @lru_cache

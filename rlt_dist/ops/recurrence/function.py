@@ -48,4 +48,4 @@ class _Segment(torch.autograd.Function):
             stage.decode_part_backward(part.start)
             stage.add_inputs(part.start)
             stage.add_weights(part.start)
-        return (None, None, None, None, *stage.gradients.flat())
+        return (None, None, None, None, *stage.end_backward().flat())

@@ -1,5 +1,6 @@
 """What parts a segment is gone through in, and whether backward computes them again."""
 
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -36,15 +37,37 @@ def cut(choice: Choice, budget: int, plan: Plan, operands: Operands) -> Cut:
     Processes that the weights are cut over get the same, whoever has most of them.
     """
     tokens, lanes = plan.position.shape
-    short = max(1, max(_ROWS, operands.e.shape[2]) // lanes)
+    short = short_part(lanes, operands.e.shape[2])
     if not torch.is_grad_enabled():
         return Cut(short, keep=False)
+
+    def bytes_of() -> Sequence[int]:
+        own = torch.tensor((*bytes_of_token(plan, operands), bytes_of_border(operands)))
+        largest: list[int] = plan.seam.largest(own.to(plan.position.device)).tolist()
+        return largest
+
+    return training_cut(choice, budget, tokens, short, bytes_of)
+
+
+def short_part(lanes: int, d: int) -> int:
+    """Tokens of a part where nothing is recomputed, for residual streams of width d."""
+    return max(1, max(_ROWS, d) // lanes)
+
+
+def training_cut(
+    choice: Choice, budget: int, tokens: int, short: int, bytes_of: Callable[[], Sequence[int]]
+) -> Cut:
+    """The parts of a segment of so many tokens that has a backward.
+
+    Args:
+        bytes_of: for `auto` alone, bytes of a token of all lanes in forward and, besides, in
+            backward, and of a border.
+    """
     if choice == "none":
         return Cut(short, keep=True)
     if choice != "auto":
         return Cut(choice, keep=choice >= tokens)
-    bytes_of = torch.tensor((*bytes_of_token(plan, operands), bytes_of_border(operands)))
-    forward, backward, border = plan.seam.largest(bytes_of.to(plan.position.device)).tolist()
+    forward, backward, border = bytes_of()
     if tokens * forward + min(tokens, short) * backward <= budget:
         return Cut(short, keep=True)
     return _longest(tokens, forward + backward, border, budget)

@@ -237,7 +237,7 @@ class StageDecoder:
         if part.tape is None:
             part.tape = self._blank(part, self._store)
             y = self._y[part.tokens]
-            with torch.autocast(y.device.type, part.precision, enabled=part.precision != y.dtype):
+            with _autocast(part):
                 u = enter_known(part.tape.feedback, part.plan.chunks, self._s[part.tokens])
                 layers = part.tape.without_feedback(u)
                 self._loop.forward(layers)(range(len(layers.plan.chunks)))
@@ -287,13 +287,24 @@ class StageDecoder:
         gradients.add_weights(part.open(), self._weights)
         part.count_formed()
 
+    def end_backward(self) -> Operands:
+        """The gradients, when all are formed; the memory that they were formed in is let go of.
+
+        A graph keeps this object for longer: until all that was before the decoder has had its
+        backward.
+        """
+        found, self._store = self.gradients, Store()
+        del self.gradients, self._loop, self._weights, self._ds, self._after
+        return found
+
     def _begin_backward(self, step: int) -> tuple[_Part, int]:
         """A step's part, with room for gradients where the step is its last."""
         part, k = self._find(step)
         if step == part.steps[-1]:
             tape, ds = part.open(), self._ds
             tape.begin_backward(ds if ds is None else ds[part.tokens], self._after, self._store)
-            self._run = self._loop.backward(tape)
+            with _autocast(part):
+                self._run = self._loop.backward(tape)
         return part, k
 
     def _backward(self, part: _Part, chunks: range) -> None:
@@ -321,6 +332,12 @@ class StageDecoder:
         """A step's part, and its number there."""
         part = self._part_of[step]
         return part, step - part.steps.start
+
+
+def _autocast(part: _Part) -> torch.autocast:
+    """As forward formed products."""
+    e = part.operands.e
+    return torch.autocast(e.device.type, part.precision, enabled=part.precision != e.dtype)
 
 
 def _check(found: Tensor, y: Tensor, part: _Part) -> None:

@@ -20,11 +20,13 @@ from rlt_dist.ops.recurrence.problem import (
     Memory,
     Operands,
     Plan,
+    Shape,
     padded,
 )
 
-_SPARSE = ("weight", "cross_weight", "d_score")
-"""Kept by token and by entry: what a token does not attend to is never written and stays zero."""
+_BLANK = ("weight", "cross_weight", "d_score", "cross_log")
+"""Zeros at first: what is kept by token and by entry, since what a token does not attend to is
+never written; and the log of a softmax's sum, which the loop in Triton alone leaves for itself."""
 
 
 class Store:
@@ -36,14 +38,14 @@ class Store:
     def take(self, layer: int, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A tensor [T + 1, ...] of `like`'s type and place.
 
-        `_SPARSE` ones are zeros. Of others only the slot of padding is, which a replay does not
+        `_BLANK` ones are zeros. Of others only the slot of padding is, which a replay does not
         write and the loop in torch reads.
         """
         flat, size = self._flat.get((layer, name)), prod(shape)
         if flat is None or len(flat) < size:
             flat = self._flat[layer, name] = like.new_empty(size)
         taken = flat[:size].view(shape)
-        (taken if name in _SPARSE else taken[-1]).zero_()
+        (taken if name in _BLANK else taken[-1]).zero_()
         return taken
 
 
@@ -73,7 +75,7 @@ class LayerTape:
         self._tokens, self._window = plan.chunks.tokens, plan.shape.window
         seen = self.entries.unfold(0, self._window, 1).movedim(-1, -2)
         self._keys, self._values = seen.unbind(dim=2)
-        self._sizes = buffer_sizes(plan, operands, layer)
+        self._sizes = _sizes(plan, operands, layer)
         self._layer, self._template = layer, operands.e
         self.kept = self._allocate(self._sizes.forward, store)
 
@@ -147,11 +149,14 @@ class BufferSizes(NamedTuple):
     backward: Sizes
 
 
-def buffer_sizes(plan: Plan, operands: Operands, layer: int) -> BufferSizes:
-    """A layer's buffers. A sublayer's input is kept normalised, with the 1 / rms of it."""
-    shape, weights = plan.shape, operands.weights[layer]
-    d, queries = operands.e.shape[2], shape.heads * shape.head_width
-    memory = plan.past + plan.chunks.tokens
+def buffer_sizes(shape: Shape, d: int, inner: int, memory: int) -> BufferSizes:
+    """A layer's buffers. A sublayer's input is kept normalised, with the 1 / rms of it.
+
+    Args:
+        inner: f, columns of the feed-forward.
+        memory: entries in front of the segment's tokens and theirs.
+    """
+    queries, keys_values = shape.heads * shape.head_width, 2 * shape.kv_heads * shape.head_width
     heads = (shape.heads, shape.head_width)
     forward: Sizes = {
         "attn_input": (d,),
@@ -162,32 +167,44 @@ def buffer_sizes(plan: Plan, operands: Operands, layer: int) -> BufferSizes:
         "cross_scale": (1,),
         "cross_query": heads,
         "crossed": (queries,),
+        "cross_log": (shape.heads,),
         "ffn_input": (d,),
         "ffn_scale": (1,),
-        "gate_up": (len(weights.gate_up),),
+        "gate_up": (2 * inner,),
     }
     backward: Sizes = {
         "attended": (queries,),
         "cross_weight": (shape.heads, memory),
         "d_attn": (d,),
-        "d_qkv": (len(weights.qkv),),
+        "d_qkv": (queries + keys_values,),
         "d_cross": (d,),
         "d_cross_q": (queries,),
         "d_crossed": heads,
         "d_score": (shape.heads, memory),
         "d_ffn": (d,),
-        "d_gate_up": (len(weights.gate_up),),
+        "d_gate_up": (2 * inner,),
     }
     return BufferSizes(forward, backward)
 
 
+def numbers_of_token(sizes: BufferSizes) -> tuple[int, int]:
+    """Numbers that a lane's token takes on a layer's tape, in forward and, besides, in backward."""
+    forward, backward = (sum(map(prod, of_pass.values())) for of_pass in sizes)
+    return forward, backward
+
+
 def bytes_of_token(plan: Plan, operands: Operands) -> tuple[int, int]:
     """Bytes that a token of all lanes takes on a tape, in forward and, besides, in backward."""
-    bytes_of_number = operands.e.shape[1] * operands.e.element_size()
-    layers = [buffer_sizes(plan, operands, layer) for layer in range(len(plan.groups))]
-    forward = sum(prod(size) for layer in layers for size in layer.forward.values())
-    backward = sum(prod(size) for layer in layers for size in layer.backward.values())
-    return forward * bytes_of_number, backward * bytes_of_number
+    layers = [numbers_of_token(_sizes(plan, operands, j)) for j in range(len(plan.groups))]
+    numbers = (sum(of_pass) for of_pass in zip(*layers, strict=True))
+    forward, backward = (operands.e.shape[1] * operands.e.element_size() * n for n in numbers)
+    return forward, backward
+
+
+def _sizes(plan: Plan, operands: Operands, layer: int) -> BufferSizes:
+    inner = operands.weights[layer].down.shape[1]
+    memory = plan.past + plan.chunks.tokens
+    return buffer_sizes(plan.shape, operands.e.shape[2], inner, memory)
 
 
 def bytes_of_border(operands: Operands) -> int:

@@ -160,7 +160,7 @@ class _Groups:
         self._mesh = mesh
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        return self._mesh.data
+        return self._mesh.data.group
 
     def get_data_parallel_rank(self) -> int:
         return self._mesh.place.data
@@ -169,10 +169,10 @@ class _Groups:
         return self._mesh.axes.data
 
     def get_model_parallel_group(self) -> dist.ProcessGroup:
-        return self._mesh.replica
+        return self._mesh.replica.group
 
     def get_model_parallel_rank(self) -> int:
-        return dist.get_rank(self._mesh.replica)
+        return dist.get_rank(self._mesh.replica.group)
 
     def get_model_parallel_world_size(self) -> int:
-        return self._mesh.replica.size()
+        return self._mesh.replica.size

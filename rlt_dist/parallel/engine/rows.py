@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,7 +32,7 @@ class Rows:
 
     def __init__(self, parameters: Mapping[str, Tensor], mesh: Mesh) -> None:
         """Share out parameters, of one dtype and alike on all processes of the data axis."""
-        self._mesh, self._ranks = mesh, mesh.axes.data
+        self._line, self._ranks = mesh.data, mesh.axes.data
         self._parameters = parameters
         self.own: Mapping[str, Tensor] = parameters
         if self._ranks > 1:
@@ -58,7 +57,7 @@ class Rows:
             slot.copy_(_padded(parameter.grad, slot.numel()).view_as(slot))
             parameter.grad = None
         received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=self._mesh.data)
+        self._line.all_to_all(received, sent)
         total = received[0] + received[1]
         for other in received[2:]:
             total += other
@@ -73,7 +72,7 @@ class Rows:
         sent, received = self._flat(), self._flat(self._ranks)
         for rows, slot in zip(self.own.values(), self._slots(sent), strict=True):
             slot.copy_(_padded(rows, slot.numel()))
-        dist.all_gather(list(received), sent, group=self._mesh.data)
+        self._line.all_gather(received.unbind(), sent)
         for parameter, slot in zip(self._parameters.values(), self._slots(received), strict=True):
             parameter.copy_(slot.reshape(-1)[: parameter.numel()].view_as(parameter))
 

@@ -3,11 +3,13 @@
 from collections import defaultdict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlt_dist.mesh.line import Line
 from rlt_dist.parallel.schedule.instructions import Message
 
 _TAGS = 1 << 20
@@ -18,16 +20,14 @@ class Channel:
     """Sends without waiting, receives in the order of sending.
 
     Attributes:
-        group: the processes of a pipeline; a stage is a rank of it.
+        line: the processes of a pipeline; a stage is a rank of it.
         device: where values live.
         dtype: of all values.
-        bytes_sent: so far.
     """
 
-    group: dist.ProcessGroup
+    line: Line
     device: torch.device
     dtype: torch.dtype
-    bytes_sent: int = 0
     _sent: deque[Future[bool]] = field(default_factory=deque)
     _waiter: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "sends"))
     _expected: dict[Message, tuple[dist.Work, Tensor]] = field(default_factory=dict)
@@ -49,30 +49,35 @@ class Channel:
         Gloo tells that only to who waits for it, so a thread waits.
         """
         value = value.contiguous()
-        self.bytes_sent += value.nbytes
+        began = perf_counter()
         tag = self._tag(sending=True, stage=message.target)
-        work = dist.isend(value, group=self.group, group_dst=message.target, tag=tag)
+        work = dist.isend(value, group=self.line.group, group_dst=message.target, tag=tag)
         assert work is not None
+        self.line.note(value.nbytes, began)
         self._sent.append(self._waiter.submit(_see_off, work, value))
 
     def expect(self, message: Message, shape: tuple[int, ...]) -> None:
         """Make room for a value; those of one source come in the order in which it sends them."""
         value = torch.empty(shape, dtype=self.dtype, device=self.device)
         tag = self._tag(sending=False, stage=message.source)
-        work = dist.irecv(value, group=self.group, group_src=message.source, tag=tag)
+        work = dist.irecv(value, group=self.line.group, group_src=message.source, tag=tag)
         assert work is not None
         self._expected[message] = work, value
 
     def receive(self, message: Message) -> Tensor:
         """Wait for a value that is expected."""
         work, value = self._expected.pop(message)
+        began = perf_counter()
         work.wait()
+        self.line.note(0, began)
         return value
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
+        began = perf_counter()
         while self._sent:
             self._sent.popleft().result()
+        self.line.note(0, began)
         self._waiter.shutdown()
 
     def _tag(self, *, sending: bool, stage: int) -> int:

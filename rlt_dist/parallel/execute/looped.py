@@ -18,6 +18,7 @@ from rlt_dist.ops.recurrence.stage import StageDecoder, steps_of_parts
 from rlt_dist.parallel.execute.stage import BaseStage, gradient, leaf
 from rlt_dist.parallel.schedule.instructions import Message, Schedule, Value, Work
 from rlt_dist.parallel.schedule.looped import looped
+from rlt_dist.util.errors import UserError
 
 
 @dataclass
@@ -155,7 +156,10 @@ class LoopedStage(BaseStage[RecurrentLoopedTransformer]):
         if self._loop is None:
             make = self._model.recurrence.loop(plan, operands)
             if make is None:
-                raise RuntimeError("the reference recurrence has no steps for a pipeline")
+                raise UserError(
+                    "the reference recurrence is one autograd graph and has no steps for a "
+                    "pipeline; unset RLT_DIST_OPS, or take mesh.pipeline 1"
+                )
             self._loop = make(operands)
             if torch.is_grad_enabled():
                 self._weights = zero_weights(operands)

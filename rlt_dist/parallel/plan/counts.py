@@ -16,6 +16,7 @@ _PIECES = {
     "r_w_bias": "layers",
     "r_r_bias": "layers",
     "crit": "head",
+    "gru": "layers",
 }
 """By the first part of a parameter's name, where the piece is called otherwise."""
 

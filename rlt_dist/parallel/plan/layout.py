@@ -1,11 +1,13 @@
 """Where every parameter belongs: how it is cut, who else has it, who gives it what gradient."""
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
-from rlt_dist.config.model import ModelConfig, RltConfig, TransformerXLConfig
+from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig, TransformerXLConfig
 from rlt_dist.config.run import cut_trouble
 from rlt_dist.models.build import Model, build_model
 from rlt_dist.models.transformer_xl.adaptive import Clusters
@@ -13,7 +15,10 @@ from rlt_dist.parallel.plan.cut import Cut
 from rlt_dist.parallel.plan.placement import Placement, place
 from rlt_dist.parallel.plan.rlt import RltPlan
 from rlt_dist.parallel.plan.transformer_xl import TransformerXLPlan
+from rlt_dist.parallel.plan.whole import WholePlan
 from rlt_dist.util.errors import UserError
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Plan(Protocol):
@@ -53,6 +58,8 @@ def plan_for(config: ModelConfig, vocabulary: int) -> Plan:
     """The plan of a model."""
     if isinstance(config, RltConfig):
         return RltPlan(config, vocabulary)
+    if isinstance(config, GruConfig):
+        return WholePlan()
     return TransformerXLPlan(config, vocabulary)
 
 
@@ -86,14 +93,28 @@ def layouts(config: ModelConfig, vocabulary: int, stages: int) -> dict[str, Layo
     plan = plan_for(config, vocabulary)
     shapes: dict[str, torch.Size] = {}
     holders: dict[str, list[int]] = {}
+    with torch.device("meta"):
+        whole = build_model(config, vocabulary)
     for placement in place(config, stages):
-        for name, parameter in blueprint(config, vocabulary, placement).named_parameters():
+        # A deep model is soon copied, but takes seconds to build.
+        model = _twin(whole)
+        plan.keep(model, placement)
+        for name, parameter in model.named_parameters():
             shapes[name] = parameter.shape
             holders.setdefault(name, []).append(placement.stage)
     return {
         name: Layout(shape, plan.cut(name), plan.partial(name), tuple(holders[name]))
         for name, shape in shapes.items()
     }
+
+
+def _twin(module: M) -> M:
+    """The same parameters in modules of its own."""
+    twin = copy(module)
+    twin._modules = {
+        name: None if part is None else _twin(part) for name, part in module._modules.items()
+    }
+    return twin
 
 
 def parameter_shapes(config: ModelConfig, vocabulary: int) -> dict[str, torch.Size]:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from rlt_dist.config.model import ModelConfig, RltConfig
+from rlt_dist.config.model import ModelConfig, RltConfig, one_piece
 from rlt_dist.parallel.schedule.balance import balance
+from rlt_dist.util.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Placement:
     Attributes:
         stage, stages: which of how many.
         encoder, decoder: layers of the looped transformer, cut one by one.
-        layers: layers of Transformer-XL.
+        layers: layers of the others.
     """
 
     stage: int
@@ -37,8 +38,13 @@ def place(config: ModelConfig, stages: int) -> tuple[Placement, ...]:
     """Every stage's share.
 
     Raises:
-        UserError: a stack has fewer layers than there are stages.
+        UserError: a stack has fewer layers than there are stages, or the model has none.
     """
+    piece = one_piece(config)
+    if piece is not None and stages > 1:
+        raise UserError(f"{piece} has no stages, and {stages} are asked for")
+    if isinstance(config, RltConfig) and not config.decoder_layers:
+        return (Placement(0, 1, encoder=range(config.encoder_layers)),)
     if isinstance(config, RltConfig):
         encoder = balance(config.encoder_layers, stages, "encoder_layers")
         decoder = balance(config.decoder_layers, stages, "decoder_layers")

@@ -9,7 +9,7 @@ from rlt_dist.parallel.plan.placement import Placement
 
 
 class RltPlan:
-    """What `parallel.plan.layout` asks of a model's plan, for RLT-0, RLT-1 and RLT-2."""
+    """What `parallel.plan.layout` asks of a model's plan, for every model of kind rlt."""
 
     def __init__(self, config: RltConfig, vocabulary: int) -> None:
         d, width = config.d_model, config.head_width
@@ -55,8 +55,9 @@ class RltPlan:
                 if int(number) not in here:
                     del stack[number]
         read = {config.memory_group(j) for j in placement.decoder}
-        for group in model.memory.groups().keys() - read:
-            delattr(model.memory, str(group))
+        if model.memory is not None:
+            for group in model.memory.groups().keys() - read:
+                delattr(model.memory, str(group))
         if not placement.first:
             model.merge = None
         if not placement.last:

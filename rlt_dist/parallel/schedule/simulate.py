@@ -1,7 +1,7 @@
 """Run a schedule on paper: when each instruction starts and ends, and what waits for ever."""
 
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple, cast
 
 from rlt_dist.parallel.schedule.costs import Cost, ticks
@@ -28,23 +28,27 @@ Timeline = tuple[tuple[Timed, ...], ...]
 """By stage, its instructions in the order in which it carried them out."""
 
 
+Hop = Callable[[Message], float]
+"""The time from a message's sending to its arrival."""
+
+
 class DeadlockError(RuntimeError):
     """Some stages wait for messages that will never come."""
 
 
-def simulate(schedule: Schedule, cost: Cost = ticks, hop: float = 0.0) -> Timeline:
+def simulate(schedule: Schedule, cost: Cost = ticks, hop: float | Hop = 0.0) -> Timeline:
     """Carry out every stage's list from front to back.
 
     Args:
         schedule: what to run.
         cost: the time of work; sending takes none, receiving takes waiting.
-        hop: from a message's sending to its arrival.
+        hop: from a message's sending to its arrival; a number: of any message.
 
     Raises:
         DeadlockError: stages wait for ever; each is named with what it waits for.
         ValueError: a stage would receive another message than the one that was sent.
     """
-    run = _Run(schedule, cost, hop)
+    run = _Run(schedule, cost, hop if callable(hop) else lambda _: hop)
     while any(run.advance(stage) for stage in range(len(schedule))):
         pass
     run.check_ended()
@@ -80,7 +84,7 @@ def _kind(instruction: Instruction) -> Kind | None:
 class _Run:
     """A simulation on its way; `done` is the timeline so far."""
 
-    def __init__(self, schedule: Schedule, cost: Cost, hop: float) -> None:
+    def __init__(self, schedule: Schedule, cost: Cost, hop: Hop) -> None:
         self.done: list[list[Timed]] = [[] for _ in schedule]
         self._schedule, self._cost, self._hop = schedule, cost, hop
         self._way: dict[tuple[int, int], deque[tuple[Message, float]]] = defaultdict(deque)
@@ -131,7 +135,7 @@ class _Run:
             case Work():
                 return start + self._cost(stage, instruction)
             case Send(message):
-                self._way[stage, message.target].append((message, start + self._hop))
+                self._way[stage, message.target].append((message, start + self._hop(message)))
                 return start
             case Receive(message):
                 return self._arrival(stage, message, start)

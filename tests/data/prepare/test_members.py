@@ -36,24 +36,33 @@ def write_plainly(ordinals: list[int], documents: list[np.ndarray]) -> tuple[byt
         st.integers(0, 10**10 - 1), st.sampled_from([0, 1, 8, 9, 98, 99, 127, 128, 191, 999, 9999])
     ),
     dtype=st.sampled_from(["<u2", "<u4"]),
+    labelled=st.booleans(),
 )
-@example(documents={10**10 - 1: 1_000_000, 7: 0}, dtype="<u2")
-@example(documents={}, dtype="<u2")
-def test_the_tar_is_that_of_tarfile(documents: dict[int, int], dtype: str) -> None:
+@example(documents={10**10 - 1: 1_000_000, 7: 0}, dtype="<u2", labelled=False)
+@example(documents={10**10 - 1: 1_000_000, 7: 0}, dtype="<u2", labelled=True)
+@example(documents={}, dtype="<u2", labelled=False)
+def test_the_tar_is_that_of_tarfile(documents: dict[int, int], dtype: str, labelled: bool) -> None:
     ordinals = sorted(documents)
     lengths = np.array([documents[ordinal] for ordinal in ordinals], np.int64)
-    end_of_text = np.iinfo(dtype).max
-    ids = np.random.default_rng(0).integers(0, 1 << 16, lengths.sum(), dtype=np.int32)
+    nothing = np.iinfo(dtype).max
+    chance = np.random.default_rng(0)
+    ids = chance.integers(0, 1 << 16, lengths.sum(), dtype=np.int32)
+    labels = chance.integers(-1, 1000, lengths.sum()) if labelled else None
     content, table = tar_members(
-        np.array(ordinals, np.int64), ids, lengths, int(end_of_text), np.dtype(dtype)
+        np.array(ordinals, np.int64), ids, lengths, 600, np.dtype(dtype), labels
     )
-    parts = np.split(ids, np.cumsum(lengths))[:-1]
-    expected = [np.append(part, end_of_text).astype(dtype) for part in parts]
+    cuts = np.cumsum(lengths)[:-1]
+    expected = [np.append(part, 600).astype(dtype) for part in np.split(ids, cuts)]
+    if labels is not None:
+        said = np.split(np.where(labels < 0, nothing, labels), cuts)
+        rows = [np.append(part, nothing).astype(dtype) for part in said]
+        expected = [np.stack(both) for both in zip(expected, rows, strict=True)]
+    expected = expected[: len(ordinals)]
     plain, offsets = write_plainly(ordinals, expected)
     assert content.tobytes() + tar_end(len(content)) == plain
     assert table["offset"].tolist() == offsets
-    assert table["tokens"].tolist() == [len(tokens) for tokens in expected]
-    assert table["checksum"].tolist() == [crc32(tokens.tobytes()) for tokens in expected]
+    assert table["tokens"].tolist() == [document.shape[-1] for document in expected]
+    assert table["checksum"].tolist() == [crc32(document.tobytes()) for document in expected]
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])

@@ -39,7 +39,7 @@ def library(source: Path = _LOOP) -> ctypes.CDLL:
     """
     flags = [*_FLAGS, *_MACHINE.get(platform.machine(), [])]
     try:
-        command = [*_compiler(), *flags]
+        command = [*compiler(), *flags]
         path = _cache() / f"{source.stem}-{_fingerprint(source, command)}.so"
         if not _is_whole(path):
             _compile(source, command, path)
@@ -54,8 +54,12 @@ def library(source: Path = _LOOP) -> ctypes.CDLL:
         ) from None
 
 
-def _compiler() -> list[str]:
-    """The words of CXX, the first of them as a path."""
+def compiler() -> list[str]:
+    """The words of CXX, the first of them as a path.
+
+    Raises:
+        UserError: there is none.
+    """
     try:
         words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     except ValueError as error:

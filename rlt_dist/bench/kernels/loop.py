@@ -1,0 +1,107 @@
+"""The recurrent loop: one decoder layer, all its kernels together.
+
+Over a part of a segment inside a document, and over two where documents start, weights are dropped
+and backward computes each part again: with a model's chunks, and with chunks of several tokens.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlt_dist.bench.kernels.case import Case, Floor, Made, product_type
+from rlt_dist.bench.recurrence import RecurrenceShape, operands_of, plan_of
+from rlt_dist.config.model import RltConfig
+from rlt_dist.ops.reach import segment_positions
+from rlt_dist.ops.recurrence.dispatch import Recurrence
+from rlt_dist.ops.recurrence.parts import Choice
+from rlt_dist.ops.recurrence.problem import LayerMasks, Plan
+from rlt_dist.ops.rotary import rotary_tables
+from rlt_dist.ops.triton.shapes import Shapes
+
+_CHUNK = 4
+_DOCUMENT = 29
+"""Tokens, so that some chunks and parts are inside of a document, and some are not."""
+_ROTARY_BASE = 10000.0
+
+
+def cases(shapes: Shapes) -> Iterator[Case]:
+    if shapes.model != "rlt":
+        return
+    forward = _floor(shapes)
+    both = Floor(2 * forward.bytes, 3 * forward.operations)
+    yield Case("loop_forward", forward, lambda: _made(shapes, gradients=False))
+    yield Case("loop_forward_backward", both, lambda: _made(shapes, gradients=True))
+    for name, chunk in (("loop_replayed", shapes.chunk), ("loop_of_chunks", _CHUNK)):
+        cut = replace(shapes, chunk=min(chunk, shapes.part))
+        once = _floor(cut)
+        floor = Floor(2 * 3 * once.bytes, 2 * 4 * once.operations)
+        yield Case(name, floor, partial(_made, cut, gradients=True, replays=True))
+
+
+def _floor(shapes: Shapes) -> Floor:
+    """Forward: every step of a chunk reads the layer's weights and what it sees of the memory.
+
+    Backward reads them once more; products of weights' gradients are formed once for all steps.
+    """
+    steps = -(-shapes.part // shapes.chunk)
+    heads, key_values = shapes.heads * shapes.width, shapes.kv_heads * shapes.width
+    weights = shapes.d * (4 * heads + 2 * key_values + 3 * shapes.inner + 2 * shapes.d)
+    memory = 2 * shapes.lanes * key_values * (shapes.memory + shapes.chunk)
+    attended = 4 * shapes.lanes * heads * (shapes.memory + 1)
+    size = product_type(shapes).itemsize
+    return Floor(
+        size * steps * (weights + memory),
+        shapes.part * (2 * shapes.lanes * weights + attended),
+    )
+
+
+def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
+    config = RltConfig(
+        d_model=shapes.d,
+        heads=shapes.heads,
+        kv_heads=shapes.kv_heads,
+        d_head=shapes.width,
+        ffn=shapes.inner,
+        encoder_layers=1,
+        decoder_layers=1,
+        window=shapes.window,
+        memory_len=shapes.memory,
+        feedback=shapes.chunk,
+    )
+    tokens = 2 * shapes.part if replays else shapes.part
+    part: Choice = shapes.part if replays else "none"
+    shape = RecurrenceShape(config, shapes.lanes, tokens, shapes.memory)
+    plan, operands = plan_of(shape), operands_of(shape)
+    if replays:
+        plan = _broken(plan, shapes)
+    is_narrow = shapes.dtype == "bf16"
+    autocast = partial(torch.autocast, operands.e.device.type, torch.bfloat16)
+
+    def run(backend: Literal["triton", "python"], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        leaves = [x.detach().requires_grad_(gradients) for x in tensors]
+        dtype = leaves[0].dtype
+        here = replace(plan, cos=plan.cos.to(dtype), sin=plan.sin.to(dtype))
+        narrow = is_narrow and dtype != torch.float64
+        with torch.set_grad_enabled(gradients), autocast(enabled=narrow):
+            s, windows = Recurrence(backend, part).run(here, operands.like(leaves))
+        if not gradients:
+            return s, *windows
+        return s.detach(), *torch.autograd.grad(s, leaves, torch.ones_like(s))
+
+    return Made(operands.flat(), lambda *x: run("triton", x), lambda *x: run("python", x))
+
+
+def _broken(plan: Plan, shapes: Shapes) -> Plan:
+    """With documents that start at other tokens of each lane, and dropout."""
+    tokens, lanes = plan.position.shape
+    start = torch.arange(tokens) % _DOCUMENT == torch.arange(lanes)[:, None] % _DOCUMENT
+    position, _ = segment_positions(start, torch.full((lanes,), shapes.memory))
+    tables = rotary_tables(position.T, shapes.width, _ROTARY_BASE, torch.float32)
+    keep = (torch.rand(3, tokens, lanes, shapes.d) < 0.9) / 0.9
+    return replace(
+        plan, position=position.T, cos=tables[0], sin=tables[1], masks=[LayerMasks(*keep)]
+    )

@@ -1,0 +1,276 @@
+"""Seconds of a rank's work and of its messages on a cluster.
+
+A product takes the longer of its FLOPs at the reachable peak and its bytes at the memory's
+bandwidth: a roofline (Williams, Waterman, Patterson, CACM 2009). Other operators take their bytes.
+Each operator adds the time of its start. Where a cluster has measured rates of a kind of work,
+these stand in for all of that.
+
+Messages take latency and bandwidth by rings (Thakur, Rabenseifner, Gropp, "Optimization of
+Collective Communication Operations in MPICH", 2005), over the links of the ranks that they join:
+the tensor axis is innermost, so its ranks are the first to share a node.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import ceil, prod
+
+from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.cluster import ClusterConfig, LinkConfig, RateConfig
+from rlt_dist.costs.demand import Demand, demand_of
+from rlt_dist.costs.effort import Product, Purpose, Transfer
+from rlt_dist.costs.looped import LoopedRank
+from rlt_dist.costs.run import Rank, Run
+from rlt_dist.costs.traffic import updated_numbers
+from rlt_dist.mesh.axes import Axes, Place
+from rlt_dist.parallel.schedule.instructions import Kind, Work
+
+UPDATE = "update"
+"""The optimizer's step, with clipping and the norm, as a kind of work with rates of its own."""
+STEP = "step"
+"""What surrounds a step's passes and update: the batch, the state's check, records."""
+_UPDATE_NUMBERS, _UPDATE_OPERATORS = 24, 20
+"""Of AdamW, norm and forgotten gradient: numbers read and written of each number, operators of each
+parameter."""
+_EXCHANGE_OPERATORS = 8
+"""Of copies in and out of messages, operators of each parameter."""
+_LOOP = (Kind.DECODE, Kind.DECODE_BACKWARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of a rank, by what they go into.
+
+    Attributes:
+        compute: products that wait for arithmetic.
+        memory: products and other operators that wait for memory.
+        launch: starting operators.
+        tensor: sums over the tensor axis.
+    """
+
+    compute: float = 0.0
+    memory: float = 0.0
+    launch: float = 0.0
+    tensor: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.compute + self.memory + self.launch + self.tensor
+
+    def times(self, factor: float) -> "Seconds":
+        """As much work again and again."""
+        return Seconds(*(getattr(self, field.name) * factor for field in fields(self)))
+
+
+def together(parts: Iterable[Seconds]) -> Seconds:
+    """One after the other."""
+    parts = list(parts)
+    return Seconds(*(sum(getattr(p, f.name) for p in parts) for f in fields(Seconds)))
+
+
+def compiled(run: Run) -> bool:
+    """Whether the decoder's steps run in the compiled loop."""
+    chosen, whole = run.config.ops.recurrence, run.axes.tensor == 1
+    wide = run.config.train.precision != "bfloat16"
+    return chosen == "native" or (chosen == "auto" and run.compiled and whole and wide)
+
+
+def demand_on(run: Run, rank: Rank, work: Work, *, stepwise: bool) -> Demand:
+    """What some work takes besides products.
+
+    Args:
+        stepwise: the decoder's steps are called one by one, as in a pipeline; the compiled loop
+            then starts once for all of a step's operators, else once for all steps.
+    """
+    found = demand_of(rank, work)
+    if compiled(run) and work.kind in _LOOP and isinstance(rank, LoopedRank):
+        visits = rank.share.decoder * run.own.lanes * rank.tokens(work)[1]
+        return found._replace(operations=visits, calls=int(stepwise))
+    return found
+
+
+def updating(run: Run, place: Place) -> Demand:
+    """What a rank's gradients and parameters take after the passes: their sums' copies in and out
+    of messages, the norm, AdamW's step."""
+    held, ranks = run.held(place.stage, place.tensor), run.axes.data
+    own, whole = updated_numbers(run, held.values()), sum(map(prod, held.values()))
+    operations, numbers = _UPDATE_OPERATORS * len(held), _UPDATE_NUMBERS * own
+    if ranks > 1:
+        operations += _EXCHANGE_OPERATORS * len(held)
+        numbers += 6 * whole + (3 * ranks + 4) * own
+    return Demand(operations, numbers)
+
+
+def rate_name(kind: Kind | str, in_loop: bool) -> str:
+    """How a cluster's file names the rates of a kind of work."""
+    return f"{kind}, compiled" if in_loop and kind in _LOOP else str(kind)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What some work is made of: what rates are of.
+
+    Attributes:
+        weighted, other: FLOPs of products with weights, and of those without.
+        numbers: read and written, those of products too.
+        operations: operators started.
+        calls: pieces of work.
+    """
+
+    weighted: int
+    other: int
+    numbers: int
+    operations: int
+    calls: int
+
+    def times(self, factor: int) -> "Taken":
+        """As much again and again."""
+        return Taken(*(factor * getattr(self, field.name) for field in fields(self)))
+
+    def plus(self, other: "Taken | None") -> "Taken":
+        """With something more."""
+        if other is None:
+            return self
+        return Taken(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def seconds(self, rate: RateConfig) -> Seconds:
+        """By measured rates."""
+        return Seconds(
+            self.weighted * rate.flop + self.other * rate.attention,
+            self.numbers * rate.number,
+            self.operations * rate.operation + self.calls * rate.call,
+        )
+
+
+def taken(products: Iterable[Product], demand: Demand) -> Taken:
+    """Add products and the rest up."""
+    products = list(products)
+    weighted = sum(p.flops for p in products if p.weight or p.purpose == Purpose.WEIGHTS)
+    numbers = demand.numbers + sum(product.numbers for product in products)
+    flops = sum(product.flops for product in products)
+    return Taken(weighted, flops - weighted, numbers, demand.operations, demand.calls)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Tells the time of a run on a cluster."""
+
+    run: Run
+    cluster: ClusterConfig
+
+    @cached_property
+    def _peak(self) -> float:
+        config: RunConfig = self.run.config
+        return self.cluster.flops[config.train.precision] * self.cluster.efficiency
+
+    # -- work ----------------------------------------------------------------------------------
+
+    def work(self, rank: Rank, work: Work) -> Seconds:
+        """Some work of a stage, with the sums over the tensor axis inside it."""
+        effort = rank.effort(work)
+        demand = demand_on(self.run, rank, work, stepwise=self.run.axes.pipeline > 1)
+        found = self._work(work.kind, effort.products, demand)
+        within = range(self.run.axes.tensor)
+        sums = sum(self.transfer(sent, within) for sent in effort.sums)
+        return Seconds(found.compute, found.memory, found.launch, sums)
+
+    def _work(self, kind: Kind, products: Iterable[Product], demand: Demand) -> Seconds:
+        rate = self.cluster.rates.get(rate_name(kind, compiled(self.run)))
+        if rate is not None:
+            return taken(products, demand).seconds(rate)
+        parts = [self.roofline(product) for product in products]
+        memory = demand.numbers * self.run.numbers.real / self.cluster.memory_bandwidth
+        return Seconds(
+            compute=sum(compute for compute, _ in parts),
+            memory=sum(reading for _, reading in parts) + memory,
+            launch=demand.operations * self.cluster.launch,
+        )
+
+    def roofline(self, product: Product) -> tuple[float, float]:
+        """Seconds for which a product waits for arithmetic, and for memory: one of them is 0."""
+        busy = self.flop_seconds(product)
+        reading = product.numbers * self.run.numbers.narrow / self.cluster.memory_bandwidth
+        return (busy, 0.0) if busy >= reading else (0.0, reading)
+
+    def flop_seconds(self, product: Product) -> float:
+        """At the reachable peak, in whole tiles; the summed dimension has none."""
+        tile = self.cluster.tile
+        m, n = (ceil(size / tile) * tile for size in (product.m, product.n))
+        return 2 * product.repeats * product.batch * m * n * product.k / self._peak
+
+    def update(self, place: Place) -> Seconds:
+        """What follows on the passes of a rank besides messages: see `updating`."""
+        return self._other(UPDATE, updating(self.run, place))
+
+    def around(self) -> Seconds:
+        """What a step has besides passes, sums of gradients and update."""
+        return self._other(STEP, Demand(0, self.run.lanes * self.run.own.tokens))
+
+    def _other(self, kind: str, demand: Demand) -> Seconds:
+        rate = self.cluster.rates.get(kind)
+        if rate is not None:
+            return taken((), demand).seconds(rate)
+        bytes_ = demand.numbers * self.run.numbers.real
+        launch = demand.operations * self.cluster.launch
+        return Seconds(memory=bytes_ / self.cluster.memory_bandwidth, launch=launch)
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def transfer(self, transfer: Transfer, ranks: Iterable[int]) -> float:
+        """All calls of a message among ranks that go on when it is there."""
+        ranks = list(ranks)
+        count, link = len(ranks), self.link(ranks)
+        if transfer.kind != "send" and self.cluster.collectives and count > 1:
+            each = self._measured(count)
+            return transfer.calls * each + transfer.on_wire(count) / link.bandwidth
+        hops = {"all_reduce": 2 * (count - 1), "send": 1}.get(transfer.kind, count - 1)
+        each = hops * (link.latency + link.overhead)
+        return transfer.calls * each + transfer.on_wire(count) / link.bandwidth
+
+    def _measured(self, count: int) -> float:
+        """A short collective of so many of this run's ranks, as measured, or of the nearest."""
+        size = self.run.axes.size
+
+        def apart(key: str) -> tuple[int, int]:
+            own, whole = map(int, key.split(" of "))
+            return abs(whole - size), abs(own - count)
+
+        return self.cluster.collectives[min(self.cluster.collectives, key=apart)]
+
+    def link(self, ranks: Iterable[int]) -> LinkConfig:
+        """The slowest that some ranks are joined by."""
+        nodes = {rank // self.cluster.devices_per_node for rank in ranks}
+        return self.cluster.between_nodes if len(nodes) > 1 else self.cluster.within_node
+
+    def hop(self, bytes_: int, source: int, target: int) -> float:
+        """A message's way between two stages of a pipeline."""
+        axes = self.run.axes
+        ranks = (axes.rank(Place(0, stage, 0)) for stage in (source, target))
+        link = self.link(ranks)
+        return link.latency + bytes_ / link.bandwidth
+
+
+def members(axes: Axes, transfer: Transfer, place: Place) -> list[int]:
+    """The ranks that take part in a message of the rank at a place."""
+    group = transfer.group
+    if isinstance(group, tuple):
+        return [axes.rank(Place(place.data, stage, place.tensor)) for stage in group]
+    match group:
+        case "data":
+            own = (Place(data, place.stage, place.tensor) for data in range(axes.data))
+        case "tensor":
+            own = (Place(place.data, place.stage, tensor) for tensor in range(axes.tensor))
+        case "pipeline":
+            own = (Place(place.data, stage, place.tensor) for stage in range(axes.pipeline))
+        case "replica":
+            first = axes.rank(Place(place.data, 0, 0))
+            return list(range(first, first + axes.pipeline * axes.tensor))
+        case _:
+            return list(range(axes.size))
+    return [axes.rank(at) for at in own]
+
+
+def stage_seconds(clock: Clock, rank: Rank) -> Seconds:
+    """All work of one micro-batch on a stage."""
+    return together(clock.work(rank, work).times(count) for work, count in rank.alike())

@@ -1,0 +1,143 @@
+"""A scaling study: a grid of runs over nodes and whatever else varies, `configs/studies/*.yaml`."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from rlt_dist.config.load import Strict, load_typed
+from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.cluster import ClusterConfig, load_cluster
+from rlt_dist.mesh.axes import axes_of
+from rlt_dist.util.errors import UserError
+
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+
+
+class StudyConfig(Strict):
+    """What is compared."""
+
+    title: str
+    config: Path
+    """The run that all points are made from; seen from the study's file."""
+    overrides: tuple[str, ...] = ()
+    """`KEY.SUB=VALUE` of all points."""
+    cluster: Path
+    """Hardware that predictions are for; seen from the study's file."""
+    vocabulary: PositiveInt | None = None
+    """Number of ids; null: the corpus's."""
+    nodes: list[PositiveInt] = Field(min_length=1)
+    """Each with all devices that the cluster's nodes have."""
+    scaling: Literal["strong", "weak"] = "strong"
+    """strong: every point has the configuration's lanes; weak: lanes grow with the nodes, the
+    fewest nodes having the configuration's."""
+    vary: dict[str, dict[str, tuple[str, ...]]] = Field(default_factory=dict)
+    """By what varies, by label: overrides. Points are all combinations."""
+    mesh: Literal["best", "configured"] = "configured"
+    """best: of each point the mesh that is predicted to be fastest of those that fit; configured:
+    the configuration's stages and tensor ranks, the data axis taking the devices that are left."""
+    steps: PositiveInt = 20
+    """Of a point that is really run."""
+    warmup: NonNegativeInt = 3
+    """Steps that are left out of its figures."""
+    token_budget: PositiveFloat | None = None
+    """Tokens whose cost is told."""
+    device_hour: PositiveFloat | None = None
+    """Price of a device for an hour, in any currency; null: costs are told in device hours."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "StudyConfig":
+        labels = [label for name, of in self.vary.items() for label in (name, *of)]
+        if unfit := [label for label in labels if not _LABEL.fullmatch(label)]:
+            raise ValueError(f"{unfit[0]!r}: labels name folders; use letters, digits and ._=+-")
+        if "nodes" in self.vary:
+            raise ValueError("vary.nodes: nodes are a key of their own")
+        if empty := [name for name, of in self.vary.items() if not of]:
+            raise ValueError(f"vary.{empty[0]} has no values")
+        if len(set(self.nodes)) < len(self.nodes):
+            raise ValueError("a number of nodes is given twice")
+        if self.warmup >= self.steps:
+            raise ValueError(f"of {self.steps} steps, {self.warmup} of warm-up leave none")
+        return self
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a study.
+
+    Attributes:
+        labels: by what varies.
+        config: with `mesh.data` open where the study chooses the mesh.
+    """
+
+    nodes: int
+    labels: Mapping[str, str]
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Of its folder: `feedback=B4.nodes=2`."""
+        parts = [*(f"{name}={label}" for name, label in self.labels.items()), f"nodes={self.nodes}"]
+        return ".".join(parts)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study with what its files hold.
+
+    Attributes:
+        points: by labels, then nodes, in the order of the file.
+    """
+
+    file: Path
+    config: StudyConfig
+    cluster: ClusterConfig
+    points: tuple[Point, ...]
+
+
+def load_study(file: Path, overrides: tuple[str, ...] = ()) -> Study:
+    """Read a study and all that it names.
+
+    Args:
+        overrides: `KEY.SUB=VALUE` of the runs, after those of the study.
+
+    Raises:
+        UserError: a file or a point's configuration is wrong, or a mesh does not fill the nodes.
+    """
+    config = load_typed(file, StudyConfig)
+    cluster = load_cluster(file.parent / config.cluster)
+    points = tuple(_points(file, config, cluster, overrides))
+    return Study(file, config, cluster, points)
+
+
+def _points(
+    file: Path, study: StudyConfig, cluster: ClusterConfig, more: tuple[str, ...]
+) -> Iterator[Point]:
+    base = file.parent / study.config
+    for chosen in product(*(of.items() for of in study.vary.values())):
+        labels = {name: label for name, (label, _) in zip(study.vary, chosen, strict=True)}
+        own = [override for _, overrides in chosen for override in overrides]
+        plain = load_typed(base, RunConfig, [*study.overrides, *own, *more])
+        for nodes in study.nodes:
+            lanes = _lanes(study, plain.data.lanes, nodes, f"{file}: {labels}")
+            mesh = "mesh.data=null"
+            if study.mesh == "configured":
+                open_mesh = plain.mesh.model_copy(update={"data": None})
+                mesh = f"mesh.data={axes_of(open_mesh, nodes * cluster.devices_per_node).data}"
+            given = [*study.overrides, *own, *more, f"data.lanes={lanes}", mesh]
+            yield Point(nodes, labels, load_typed(base, RunConfig, given))
+
+
+def _lanes(study: StudyConfig, lanes: int, nodes: int, where: str) -> int:
+    if study.scaling == "strong":
+        return lanes
+    grown, left = divmod(lanes * nodes, min(study.nodes))
+    if left:
+        raise UserError(
+            f"{where}: {lanes} lanes on {min(study.nodes)} nodes do not grow to {nodes}"
+        )
+    return grown

@@ -1,0 +1,100 @@
+"""`rlt-dist estimate`: what is said, what is refused, and what would fit."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlt_dist.config.load import load_typed, read_yaml, write_yaml
+from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.cluster import load_cluster
+from rlt_dist.costs.fit import fullest_rank, remedies
+from rlt_dist.costs.run import run_of
+from rlt_dist.mesh.axes import Axes
+from rlt_dist.parallel.plan.counts import count_parameters
+from rlt_dist.util.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+LARGE, CLUSTERS = ROOT / "configs/rlt_48x48.yaml", ROOT / "configs/clusters"
+H100 = CLUSTERS / "h100.yaml"
+SMALL = ROOT / "configs/verify/rlt1.yaml"
+
+
+@pytest.mark.parametrize("name", ["h100", "h200", "local"])
+def test_every_cluster_says_where_its_figures_are_from(name: str) -> None:
+    cluster = load_cluster(CLUSTERS / f"{name}.yaml")
+    assert set(cluster.sources) >= {"flops", "memory", "within_node", "between_nodes"}
+    assert cluster.flops.keys() == {"bfloat16", "float32", "float64"}
+
+
+def test_a_figure_without_a_source_is_refused(tmp_path: Path) -> None:
+    content = read_yaml(H100)
+    del content["sources"]["launch"]
+    (tmp_path / "c.yaml").write_text(write_yaml(content))
+    with pytest.raises(UserError, match="sources do not say where these are from: launch"):
+        load_cluster(tmp_path / "c.yaml")
+
+
+def test_the_reference_run_fits_the_nodes_that_its_file_names(command: Any) -> None:
+    given = ["--cluster", H100, "--nodes", 8, "--vocabulary", 32_000]
+    code, out, err = command("estimate", LARGE, *given)
+    assert (code, err) == (0, "")
+    for said in ("2,971,019,264", "all_to_all", "recomputation", "fits: "):
+        assert said in out
+
+
+def test_figures_as_one_object(command: Any, strict_json: Any) -> None:
+    given = ["--mesh", "1x2x1", "--vocabulary", 509, "--json"]
+    _, out, _ = command("estimate", SMALL, *given)
+    record = strict_json(out)
+    config = load_typed(SMALL, RunConfig)
+    counts = count_parameters(config.model, 509, Axes(1, 2, 1))
+    assert record["parameters"] == counts.parameters
+    held = counts.largest(record["memory"]["stage"]).parameters
+    assert record["memory"]["parts"]["parameters"] == 8 * held
+    assert {row["axis"] for row in record["traffic"]} == {"pipeline", "replica", "world"}
+    model, executed = record["model_flops_per_token"], record["executed_flops_per_token"]
+    assert min(model.values()) > 0
+    assert executed["recomputation"] > 0
+    assert "recomputation" not in model
+
+
+def test_what_does_not_fit_is_refused_with_what_would(command: Any, is_one_error: Any) -> None:
+    given = ["recompute.decoder_chunk=none", "--cluster", H100, "--nodes", 8]
+    result = command("estimate", LARGE, *given, "--vocabulary", 32_000)
+    assert result[0] == 2
+    is_one_error(result, "a rank of stage 0 needs", "it fits with", "recompute.decoder_chunk=")
+
+
+def test_every_remedy_fits_and_the_one_before_does_not() -> None:
+    config = load_typed(LARGE, RunConfig, ["recompute.decoder_chunk=none"])
+    run, cluster = run_of(config, 32_000, Axes(8, 8, 1), compiled=False), load_cluster(H100)
+    assert fullest_rank(run)[1].peak > cluster.usable
+    found = remedies(run, cluster.usable, devices=None)
+    assert len(found) >= 2
+    for remedy in found:
+        assert remedy.peak == fullest_rank(remedy.run)[1].peak <= cluster.usable
+        assert remedy.overrides
+    (length,) = (
+        r.choices["recompute.decoder_chunk"]
+        for r in found
+        if len(r.choices) == 1 and "recompute.decoder_chunk" in r.choices
+    )
+    longer = load_typed(LARGE, RunConfig, [f"recompute.decoder_chunk={2 * length}"])
+    before = run_of(longer, 32_000, Axes(8, 8, 1), compiled=False)
+    assert 2 * length >= config.data.segment or fullest_rank(before)[1].peak > cluster.usable
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--nodes", 2], "--nodes needs --cluster"),
+        (["--nodes", 2, "--mesh", "1x2x2", "--cluster", H100], "needs 4 processes"),
+        (["--mesh", "3x1x1"], "8 lanes cannot be shared equally"),
+        (["--mesh", "1x9x1"], "mesh.pipeline 9 exceeds"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    command: Any, is_one_error: Any, given: list[Any], said: str
+) -> None:
+    is_one_error(command("estimate", SMALL, *given, "--vocabulary", 509), said)
