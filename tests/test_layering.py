@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "rlt_dist"
-FLOORS = {"config": 0, "util": 0, "mesh": 1, "ops": 2, "models": 3, "data": 4, "parallel": 5}
+FLOORS = {"config": 0, "util": 0, "mesh": 1, "ops": 2, "models": 3, "data": 4}
+FLOORS |= {"tasks": 5, "parallel": 5}
 FLOORS |= dict.fromkeys(("costs", "train", "checkpoint", "inference", "jobs"), 6)
-FLOORS |= dict.fromkeys(("cli", "study", "bench"), 7)
+FLOORS |= dict.fromkeys(("cli", "study", "bench", "experiments"), 7)
 TOP = {"cli.main": 8, "__main__": 9}  # they gather the commands
 WITHOUT_DISTRIBUTED = {room for room, floor in FLOORS.items() if floor <= 3} - {"mesh"}
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60

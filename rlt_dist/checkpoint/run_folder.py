@@ -6,6 +6,7 @@ metrics.jsonl     one object a step
 tensorboard/      the same for TensorBoard
 checkpoints/      step-00000100, ...
 evaluations.jsonl what `rlt-dist eval` measured
+scores.jsonl      what `rlt-dist experiment state-tracking` measured
 ended.json        how the last start ended (util/ending.py); absent while one is at work
 logs/             rank-00000.log, ...: what each rank said
 guard-step-*.txt  what was wrong with the steps after which the guard stopped the run
@@ -30,6 +31,12 @@ STACKS, JOBS = "stacks", "jobs"
 
 _BEFORE = {LOCK, LOGS, ENDED, ASKED, JOBS}
 """What may be there before the run is."""
+
+_PLACES = ("run_folder", "train.cluster")
+"""Keys that say where something lies; a run that is moved is the same."""
+
+ANEW = "remove it to train it anew, or give another --output"
+"""What to do with a run that was begun otherwise."""
 
 _MARK = "# Written by `rlt-dist train`: the configuration of the run in this folder, resolved.\n"
 
@@ -89,6 +96,25 @@ def record(folder: Path, config: RunConfig, tokenizer: Tokenizer) -> None:
     """Make a folder look as that of a run with this configuration and tokenizer."""
     write_atomic(folder / CONFIG, _MARK + config.to_yaml())
     tokenizer.save(folder / TOKENIZER)
+
+
+def check_unchanged(config: RunConfig) -> None:
+    """Check that a run that is there was begun with this configuration, wherever that lay.
+
+    Raises:
+        UserError: it was begun with another one.
+    """
+    folder = config.run_folder
+    if not is_run_folder(folder):
+        return
+    before, now = (
+        {key: value for key, value in each.leaves().items() if key not in _PLACES}
+        for each in (load_typed(folder / CONFIG, RunConfig), config)
+    )
+    if changes := describe_changes(before, now):
+        raise UserError(
+            f"{folder}: was begun with another configuration ({'; '.join(changes)}); {ANEW}"
+        )
 
 
 def describe_changes(before: dict[str, object], after: dict[str, object]) -> list[str]:

@@ -26,10 +26,10 @@ def list_(run: RunFolder) -> None:
 
     Example: `rlt-dist checkpoint ls runs/rlt`
     """
-    from rich.console import Console
     from rich.table import Table
 
     from rlt_dist.checkpoint.manifest import verify
+    from rlt_dist.cli.console import console
     from rlt_dist.util.errors import UserError
 
     table = Table("checkpoint", "tokens", "MiB", "whole")
@@ -41,7 +41,7 @@ def list_(run: RunFolder) -> None:
             continue
         size = f"{manifest.bytes / (1 << 20):.1f}"
         table.add_row(folder.name, f"{manifest.facts.tokens:,}", size, "yes")
-    Console().print(table)
+    console().print(table)
 
 
 @checkpoint_app.command()
@@ -50,21 +50,20 @@ def show(checkpoint: RunOrCheckpoint) -> None:
 
     Example: `rlt-dist checkpoint show runs/rlt`
     """
-    from rich.console import Console
     from rich.table import Table
 
     from rlt_dist.checkpoint.load import find_checkpoint, stored_tensors
     from rlt_dist.checkpoint.manifest import read_manifest
+    from rlt_dist.cli.console import console
 
     folder = find_checkpoint(checkpoint)
-    console = Console()
-    console.print(str(folder), highlight=False)
+    typer.echo(str(folder))
     for name, value in read_manifest(folder).facts.model_dump().items():
-        console.print(f"  {name:10} {value}", highlight=False)
+        typer.echo(f"  {name:10} {value}")
     table = Table("tensor", "shape", "type")
     for name, (shape, dtype) in sorted(stored_tensors(folder).items()):
         table.add_row(name, str(list(shape)), str(dtype).removeprefix("torch."))
-    console.print(table)
+    console().print(table)
 
 
 @checkpoint_app.command()

@@ -209,19 +209,17 @@ def _bytes(option: str, mebibytes: float) -> int:
 
 def _print_summary(corpus: "CorpusIndex") -> None:
     """One line a split (its longest document in tokens), and what was left out."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_FILE_WIDTH)
+    from rlt_dist.cli.console import console
+
     table = Table(title=str(corpus.location), title_justify="left")
     table.add_column("split")
     for heading in ("shards", "documents", "tokens", "bytes", "bytes/token", "longest"):
         table.add_column(heading, justify="right", overflow="fold")
     for split in corpus.splits.values():
         table.add_row(split.name, *_figures(split))
-    console.print(table)
+    console(_FILE_WIDTH).print(table)
     left_out = [f"{count} {name.replace('_', ' ')}" for name, count in corpus.dropped.items()]
     typer.echo(f"left out     {', '.join(left_out)}")
 

@@ -61,8 +61,9 @@ def _facts(split: "SplitIndex", lengths: "Lengths") -> dict[str, Any]:
 
 
 def _show(facts: dict[str, Any], lengths: "Lengths") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rlt_dist.cli.console import console
 
     shown = dict(facts)
     typer.echo(
@@ -80,5 +81,4 @@ def _show(facts: dict[str, Any], lengths: "Lengths") -> None:
         table.add_row(
             f"{each.least:,}+", f"{each.documents:,}", f"{each.tokens:,}", f"{share:6.1%} {bar}"
         )
-    console = Console()
-    console.print(table, width=None if console.is_terminal else 120)
+    console(width=120).print(table)

@@ -95,18 +95,16 @@ def _axes(
 
 
 def _show(file: Path, found: "Estimate") -> None:
-    from rich.console import Console
+    from rlt_dist.cli.console import console
 
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut numbers
-        console = Console(width=160)
+    screen = console()
     run = found.run
     typer.echo(
         f"{file}, vocabulary {run.vocabulary:,}, on {run.axes} (data x pipeline x tensor), "
         f"{run.micro_batches} micro-batches of {run.own.lanes} lanes, {run.own.tokens} tokens each"
     )
     for title, columns, rows in _tables(found):
-        console.print(_table(title, columns, rows))
+        screen.print(_table(title, columns, rows))
     if found.cluster is not None:
         need, have = found.memory.peak, found.cluster.usable
         verdict = "fits" if need <= have else "does not fit"

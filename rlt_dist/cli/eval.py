@@ -102,8 +102,9 @@ def _numbers(result: "Evaluation") -> dict[str, Any]:
 
 
 def _show(records: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from rlt_dist.cli.console import console
 
     table = Table()
     shown = [name for name in records[0] if name not in ("lanes", "max_tokens", "data")]
@@ -111,9 +112,7 @@ def _show(records: list[dict[str, Any]]) -> None:
         table.add_column(name.replace("_", " "), justify="right")
     for record in records:
         table.add_row(*(_format(record[name]) for name in shown))
-    console = Console()
-    # Off a terminal rich assumes 80 columns, which would cut numbers.
-    console.print(table, width=None if console.is_terminal else 200)
+    console(width=200).print(table)
 
 
 def _format(value: object) -> str:

@@ -26,9 +26,9 @@ def generate(
 
     Example: `rlt-dist generate runs/rlt --prompt 'import os' --tokens 100 --top-p 0.95`
     """
-    from rlt_dist.inference.generate import Sampling
-    from rlt_dist.inference.generate import generate as sample
+    from rlt_dist.inference.generate import generate as continuation
     from rlt_dist.inference.load import load_trained
+    from rlt_dist.inference.sampling import Sampling
     from rlt_dist.util.errors import UserError
 
     if prompt is not None and prompt_file is not None:
@@ -41,6 +41,6 @@ def generate(
     # A token may end inside a character: the decoder holds bytes back until it is whole.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     typer.echo(decoder.decode(text), nl=False)
-    for piece in sample(load_trained(run), text, tokens, sampling, seed):
+    for piece in continuation(load_trained(run), text, tokens, sampling, seed):
         typer.echo(decoder.decode(piece), nl=False)
     typer.echo(decoder.decode(b"", final=True))

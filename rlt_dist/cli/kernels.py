@@ -173,13 +173,11 @@ def _show_built(shapes: "Shapes", built: "Sequence[Built]") -> None:
 
 def _print_table(head: "Sequence[str]", rows: "Sequence[Sequence[str]]") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut numbers
-        console = Console(width=160)
+    from rlt_dist.cli.console import console
+
     table = Table(*head, box=box.SIMPLE)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    console().print(table)

@@ -11,12 +11,17 @@ import typer
 from rlt_dist import __version__
 from rlt_dist.cli.bench import bench_app
 from rlt_dist.cli.bench_checkpoint import checkpoint as bench_checkpoint
+from rlt_dist.cli.bench_generation import generation as bench_generation
+from rlt_dist.cli.chat import chat
 from rlt_dist.cli.checkpoint import checkpoint_app
 from rlt_dist.cli.data import data_app
 from rlt_dist.cli.doctor import doctor
 from rlt_dist.cli.estimate import estimate
 from rlt_dist.cli.eval import evaluate
 from rlt_dist.cli.exchange import export, import_
+from rlt_dist.cli.experiment import experiment_app
+from rlt_dist.cli.experiment_context import context as context_experiment
+from rlt_dist.cli.experiment_state_tracking import state_tracking
 from rlt_dist.cli.generate import generate
 from rlt_dist.cli.kernels import kernels_app
 from rlt_dist.cli.launch import launch_app
@@ -76,6 +81,7 @@ app.command(cls=PassesOn, context_settings=PASSED_ON)(resume)
 app.add_typer(launch_app, name="launch")
 app.command("eval")(evaluate)
 app.command()(generate)
+app.command()(chat)
 app.command()(params)
 app.command()(estimate)
 checkpoint_app.command()(export)
@@ -87,8 +93,12 @@ scale_app.command("report")(report_study)
 app.add_typer(scale_app, name="scale")
 app.command()(trace)
 bench_app.command("checkpoint")(bench_checkpoint)
+bench_app.command("generation")(bench_generation)
 app.add_typer(bench_app, name="bench")
 app.add_typer(kernels_app, name="kernels")
+experiment_app.command("state-tracking")(state_tracking)
+experiment_app.command("context")(context_experiment)
+app.add_typer(experiment_app, name="experiment")
 app.command()(report)
 app.command()(doctor)
 

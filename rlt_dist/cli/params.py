@@ -75,17 +75,15 @@ def _print_json(file: Path, vocabulary: int, axes: "Axes", counts: "Counts") -> 
 
 
 def _show(file: Path, vocabulary: int, axes: "Axes", counts: "Counts") -> None:
-    from rich.console import Console
+    from rlt_dist.cli.console import console
 
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut numbers
-        console = Console(width=160)
+    screen = console()
     typer.echo(f"{file}, vocabulary {vocabulary:,}")
-    console.print(_whole(counts))
+    screen.print(_whole(counts))
     if axes.size == 1:
         return
     typer.echo(f"on {axes} (data x pipeline x tensor), the fullest tensor rank of each stage")
-    console.print(_by_stage(axes, counts))
+    screen.print(_by_stage(axes, counts))
     for stages in dict.fromkeys(counts.over_stages.values()):
         names = [name for name, holders in counts.over_stages.items() if holders == stages]
         typer.echo(f"stages {_span(stages)} all hold {_alike(names)}")

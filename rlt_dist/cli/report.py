@@ -24,8 +24,7 @@ def report(
 
     Example: `rlt-dist report runs/rlt`
     """
-    from rich.console import Console
-
+    from rlt_dist.cli.console import console
     from rlt_dist.study.report import gather, page
     from rlt_dist.util.errors import UserError
     from rlt_dist.util.files import write_atomic
@@ -35,13 +34,13 @@ def report(
     if path.is_dir() or not path.parent.is_dir():
         raise UserError(f"{path}: cannot be written; give --output a file in an existing folder")
     write_atomic(path, page(found))
-    console = Console()
-    console.print(f"{found.title}: {found.shape}", highlight=False)
-    console.print(_numbers(found))
+    screen = console()
+    typer.echo(f"{found.title}: {found.shape}")
+    screen.print(_numbers(found))
     if found.comparisons:
-        console.print(_evaluations(found))
+        screen.print(_evaluations(found))
     for sentence in found.findings:
-        console.print(sentence, highlight=False)
+        typer.echo(sentence)
     typer.echo(str(path))
 
 

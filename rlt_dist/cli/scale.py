@@ -43,11 +43,13 @@ def predict(
     """
     from rlt_dist.study.grid import load_study
     from rlt_dist.study.meshes import keep_predictions
-    from rlt_dist.study.predict import PREDICTIONS, predict_point
+    from rlt_dist.study.predict import PREDICTIONS
+    from rlt_dist.study.predict import predict as predicted
+    from rlt_dist.util.files import make_folder
 
-    study = load_study(file, tuple(overrides or ()))
-    found = [predict_point(study, point) for point in study.points]
-    folder = output or folder_of(file)
+    study, folder = load_study(file, tuple(overrides or ())), output or folder_of(file)
+    make_folder(folder)
+    found = predicted(study)
     keep_predictions(folder, found)
     if as_json:
         print(json.dumps([prediction.model_dump(mode="json") for prediction in found], indent=2))
@@ -74,8 +76,9 @@ def calibrate(
 
     from rlt_dist.study.calibrate import calibrate as measured
     from rlt_dist.study.calibrate import cluster_yaml
-    from rlt_dist.util.files import write_atomic
+    from rlt_dist.util.files import make_folder, write_atomic
 
+    make_folder(output.parent)
     with TemporaryDirectory(prefix="rlt-dist-calibrate-") as folder:
         cluster = measured(Path(folder), seconds, typer.echo)
     write_atomic(output, cluster_yaml(cluster))
@@ -89,12 +92,10 @@ def folder_of(file: Path) -> Path:
 
 def _show(study: "Study", found: list["Prediction"]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut numbers
-        console = Console(width=200)
+    from rlt_dist.cli.console import console
+
     title = f"{study.config.title}: predicted on {study.cluster.name}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     labels = list(study.config.vary)
@@ -102,33 +103,35 @@ def _show(study: "Study", found: list["Prediction"]) -> None:
         table.add_column(name, justify="left" if name in labels else "right")
     for name in ("s/step", "tokens/s", "MFU", "GiB", *found[0].shares):
         table.add_column(name, justify="right")
-    best = {nodes: max(_of(nodes, found), key=_speed).name for nodes in study.config.nodes}
+    fastest = _fastest(found) if labels else set()
     for each in found:
-        style = "bold" if len(labels) and best[each.nodes] == each.name else None
-        table.add_row(*_row(each, labels), style=style)
-    console.print(table)
-    if labels:
-        console.print("bold: the most tokens a second on so many nodes", highlight=False)
+        table.add_row(*_row(each, labels, "*" * (each.name in fastest)))
+    console(width=200).print(table)
+    if fastest:
+        typer.echo("*: the most tokens a second on so many nodes, of what fits")
     for each in found:
         if not each.fits:
-            console.print(f"{each.name} does not fit into memory", highlight=False)
+            typer.echo(f"{each.name} does not fit into memory")
 
 
-def _of(nodes: int, found: list["Prediction"]) -> list["Prediction"]:
-    return [each for each in found if each.nodes == nodes]
+def _fastest(found: list["Prediction"]) -> set[str]:
+    """Names of the points that are faster than all others of their nodes, of those that fit."""
+    best: dict[int, Prediction] = {}
+    for each in found:
+        if each.fits:
+            best[each.nodes] = max(
+                best.get(each.nodes, each), each, key=lambda of: of.tokens_per_second
+            )
+    return {each.name for each in best.values()}
 
 
-def _speed(prediction: "Prediction") -> float:
-    return prediction.tokens_per_second
-
-
-def _row(each: "Prediction", labels: list[str]) -> tuple[str, ...]:
+def _row(each: "Prediction", labels: list[str], mark: str) -> tuple[str, ...]:
     return (
         str(each.nodes),
         *(each.labels[name] for name in labels),
         each.axes,
         f"{each.seconds:.4g}",
-        f"{each.tokens_per_second:,.0f}",
+        f"{mark} {each.tokens_per_second:,.0f}",
         f"{each.mfu:.1%}",
         f"{each.peak_memory / 2**30:.2f}" + ("" if each.fits else " !"),
         *(f"{share:.0%}" for share in each.shares.values()),

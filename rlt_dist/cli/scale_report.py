@@ -29,6 +29,9 @@ def report(
     token budget, and what was assumed. Beside it are points.csv and figures/. Either predictions
     or measurements are enough.
 
+    Predictions that were made of another configuration or cluster are made anew; runs that are of
+    another configuration are refused.
+
     Example: `rlt-dist scale report configs/studies/small.yaml`
     """
     from rlt_dist.study.grid import load_study
@@ -37,21 +40,21 @@ def report(
     from rlt_dist.study.scaling_report import gather
 
     study, folder = load_study(file, tuple(overrides or ())), output or folder_of(file)
-    found = gather(study, known_predictions(folder), folder)
+    found = gather(study, known_predictions(study, folder, _say), folder)
     path = write(found, step_of(found, step))
     _show(found)
     typer.echo(str(path))
 
 
 def _show(found: "ScalingReport") -> None:
-    from rich.console import Console
+    from rlt_dist.cli.console import console
 
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut names
-        console = Console(width=160)
-    console.print(_table(found))
+    console().print(_table(found))
+    for row in found.rows:
+        if row.damaged is not None:
+            _say(f"{row.point.name}: left out of what was measured: {row.damaged}")
     if found.verdict is not None:
-        console.print(found.verdict, highlight=False)
+        typer.echo(found.verdict)
 
 
 def _table(found: "ScalingReport") -> Any:
@@ -76,3 +79,7 @@ def _table(found: "ScalingReport") -> Any:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

@@ -61,7 +61,7 @@ def run(
     if (lasting or once) and not slurm:
         raise UserError(f"{(lasting or once)[0]}: is for --slurm")
     study, folder = load_study(file, tuple(overrides)), output or folder_of(file)
-    axes = meshes_of(study, folder)
+    axes = meshes_of(study, folder, _say)
     tasks = points.tasks_of(study, axes, folder)
     still = [task for task in tasks if task.standing == "open"]
     _tell(tasks)

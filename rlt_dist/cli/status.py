@@ -138,8 +138,9 @@ def _print_json(status: "Status") -> None:
 
 def _show(found: "list[Status]") -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    from rlt_dist.cli.console import console
 
     table = Table(box=box.SIMPLE)
     for name in ("run", "state", "job"):
@@ -148,10 +149,7 @@ def _show(found: "list[Status]") -> None:
         table.add_column(name, justify="right")
     for each in found:
         table.add_row(*_row(each))
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut names
-        console = Console(width=200)
-    console.print(table)
+    console(width=200).print(table)
 
 
 def _row(status: "Status") -> tuple[str, ...]:

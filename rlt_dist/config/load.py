@@ -41,6 +41,8 @@ class Strict(BaseModel):
 
 
 T = TypeVar("T", bound=BaseModel)
+_KEY = "[key]"
+"""Where pydantic says that a key of a mapping is wrong, not its value."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def load_typed(path: Path, kind: type[T], overrides: Iterable[str] = ()) -> T:
     """
     content = read_yaml(path)
     for override in overrides:
-        _apply_override(content, override)
+        apply_override(content, override)
     return validate(content, kind, str(path))
 
 
@@ -96,7 +98,12 @@ def validate(content: dict[str, Any], kind: type[T], source: str) -> T:
         raise UserError("\n".join(lines)) from None
 
 
-def _apply_override(content: dict[str, Any], override: str) -> None:
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Put a value that is written as `key.sub=value` into plain values.
+
+    Raises:
+        UserError: it is written otherwise.
+    """
     key, equals, text = override.partition("=")
     if not equals or not key.strip("."):
         raise UserError(f"override {override!r}: write key.sub=value, for example train.steps=100")
@@ -117,12 +124,16 @@ def _apply_override(content: dict[str, Any], override: str) -> None:
 def _explain(problem: Any, kind: type[BaseModel], source: str) -> str:
     """One line for one of pydantic's problems."""
     location = [str(part) for part in problem["loc"]]
+    if location and location[-1] == _KEY:
+        *parents, key = location[:-1]
+        where = ".".join(parents)
+        return f'{source}: {where}: the key {key} is no text; quote it, as in "{key}"'
     known, path = _walk(kind, location)
     if problem["type"] == "extra_forbidden":
         return f"{source}: unknown key {'.'.join(path)!r}; {_nearest(path[-1], known)}"
     if problem["type"] == "missing":
         return f"{source}: key {'.'.join(path)!r} is missing"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ").replace("valid tuple", "valid list")
     where = f"{'.'.join(path)}: " if path else ""
     shown = "" if isinstance(problem["input"], dict | BaseModel) else f" (got {problem['input']!r})"
     return f"{source}: {where}{_one_line(message)}{shown}"

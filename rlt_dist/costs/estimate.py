@@ -145,5 +145,5 @@ def refusal(found: Estimate, usable: float, giver: str, devices: int | None) -> 
         for remedy in remedies(found.run, usable, devices)
     ]
     if not ways:
-        return line + "no recomputation, micro-batch or axis up to 64 is enough"
+        return line + "neither recomputation nor micro-batches nor axes up to 64 are enough"
     return line + "it fits with " + ", or ".join(ways)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import product
+from math import prod
 
 from rlt_dist.config.load import validate
 from rlt_dist.config.model import RltConfig
@@ -47,19 +49,23 @@ def fullest_rank(run: Run) -> tuple[int, RankMemory]:
 
 def remedies(run: Run, usable: float, devices: int | None) -> list[Remedy]:
     """The smallest change of each kind with which a run fits: of what is kept for backward and how
-    many lanes go together, then of each axis; of both where neither is enough alone.
+    many lanes go together, then of each axis; where none is enough alone, each axis with as little
+    kept as can be, then pipeline and tensor axis together with that.
 
     Args:
         usable: bytes that a rank may take.
         devices: how many there are, which another mesh shares out anew; None: it may take more.
     """
     kept = list(_kept(run))
-    kinds = [(choices, run.axes) for choices in kept], *_meshes(run, devices)
-    if found := [remedy for kind in kinds if (remedy := _first(run, kind, usable))]:
-        return found
-    least = kept[-1] if kept else {}
-    both = (((least | choices, axes) for choices, axes in kind) for kind in _meshes(run, devices))
-    return [remedy for kind in both if (remedy := _first(run, kind, usable))]
+    alone, least = _meshes(run, devices), kept[-1] if kept else {}
+    for kinds in (
+        [[(choices, run.axes) for choices in kept], *alone],
+        [_with(least, kind) for kind in alone],
+        [_with(least, _together(run, devices))],
+    ):
+        if found := [remedy for kind in kinds if (remedy := _first(run, kind, usable))]:
+            return found
+    return []
 
 
 def changed(run: Run, choices: Choices, axes: Axes) -> Run:
@@ -78,7 +84,8 @@ def changed(run: Run, choices: Choices, axes: Axes) -> Run:
     return run_of(config, run.vocabulary, axes, run.own.seen, compiled=run.compiled)
 
 
-_Change = tuple[dict[str, int | bool], Axes]
+_Choices = dict[str, int | bool]
+_Change = tuple[_Choices, Axes]
 
 
 def _first(run: Run, changes: Iterable[_Change], usable: float) -> Remedy | None:
@@ -94,11 +101,15 @@ def _first(run: Run, changes: Iterable[_Change], usable: float) -> Remedy | None
     return None
 
 
-def _kept(run: Run) -> Iterator[dict[str, int | bool]]:
+def _with(choices: _Choices, changes: Iterable[_Change]) -> list[_Change]:
+    return [(choices | more, axes) for more, axes in changes]
+
+
+def _kept(run: Run) -> Iterator[_Choices]:
     """Less and less kept for backward, then fewer and fewer lanes of a micro-batch besides."""
-    layers: dict[str, int | bool] = {"recompute.layers": True}
+    layers: _Choices = {"recompute.layers": True}
     lengths = [1 << power for power in range(10, 2, -1) if 1 << power < run.own.tokens]
-    parts: list[dict[str, int | bool]] = []
+    parts: list[_Choices] = []
     if isinstance(run.config.model, RltConfig):
         parts = [{"recompute.decoder_chunk": length} for length in lengths]
     every = [layers, *parts, *(layers | part for part in parts)]
@@ -117,11 +128,29 @@ def _meshes(run: Run, devices: int | None) -> list[list[_Change]]:
 
 def _larger(axes: Axes, axis: str, devices: int | None) -> Iterator[_Change]:
     for size in range(getattr(axes, axis) + 1, _LARGEST + 1):
-        other = replace(axes, **{axis: size})
-        share = other.pipeline * other.tensor
-        if devices is not None and devices % share:
-            continue
-        if devices is not None:
-            other = replace(other, data=devices // share)
-        before = asdict(axes)
-        yield {f"mesh.{n}": s for n, s in asdict(other).items() if s != before[n]}, other
+        if (change := _resized(axes, {axis: size}, devices)) is not None:
+            yield change
+
+
+def _together(run: Run, devices: int | None) -> Iterator[_Change]:
+    """Larger pipelines and tensor axes at once, of fixed devices smaller ones too; those of the
+    fewest ranks of the same lanes first."""
+    axes = run.axes
+    least = (axes.pipeline + 1, axes.tensor + 1) if devices is None else (1, 1)
+    sizes = product(*(range(first, _LARGEST + 1) for first in least))
+    for pipeline, tensor in sorted(sizes, key=prod):
+        change = _resized(axes, {"pipeline": pipeline, "tensor": tensor}, devices)
+        if change is not None:
+            yield change
+
+
+def _resized(axes: Axes, sizes: Mapping[str, int], devices: int | None) -> _Change | None:
+    """A mesh with other axes and what that sets; None where devices cannot be shared out so."""
+    other = replace(axes, **sizes)
+    share = other.pipeline * other.tensor
+    if devices is not None and devices % share:
+        return None
+    if devices is not None:
+        other = replace(other, data=devices // share)
+    before = asdict(axes)
+    return {f"mesh.{n}": s for n, s in asdict(other).items() if s != before[n]}, other

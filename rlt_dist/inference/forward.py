@@ -3,10 +3,12 @@
 Training, validation and evaluation all come through here, in one piece or by pipeline stages.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from rlt_dist.config.model import GruConfig
+from rlt_dist.config.model import GruConfig, RltConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.loader import Batch
 from rlt_dist.mesh.mesh import Mesh
@@ -43,7 +45,9 @@ def kind(config: RunConfig, device: str) -> Kind:
     """What a run computes there, as far as implementations differ in what they can."""
     model, dtype = config.bounded_model, parameter_dtype(config)
     products = torch.bfloat16 if config.train.precision == "bfloat16" else dtype
-    return Kind(device, dtype, products, 0 if isinstance(model, GruConfig) else model.head_width)
+    width = 0 if isinstance(model, GruConfig) else model.head_width
+    window = model.window if isinstance(model, RltConfig) else 0
+    return Kind(device, dtype, products, width, window)
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
@@ -69,31 +73,52 @@ def batch_nll(
         return model.nll(output, batch.targets), new_state
 
 
-def batch_loss(
-    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise
+def batch_output(
+    model: Model, batch: Batch, state: State, config: RunConfig, noise: Noise | None
 ) -> tuple[Tensor, State]:
-    """The sum of -log p over the unmasked targets, for training.
+    """The model's outputs [b, T, d] for a batch, and the state after it.
 
     Args:
         batch: tokens [b, T+1].
         state: what the batch's lanes carry.
-        noise: names the dropout masks.
-
-    Returns:
-        a scalar whose backward can run only once, and the state after the batch.
+        noise: names the dropout masks; None: nothing drops.
     """
     with autocast(config, batch.tokens.device):
-        output, new_state = model(batch.tokens[:, :-1], _starts(batch, config), state, noise)
-    return output_loss(model, output, batch, config), new_state
+        return model(batch.tokens[:, :-1], _starts(batch, config), state, noise)
+
+
+Objective = Callable[[Model, Tensor, Batch, RunConfig], Tensor]
+"""What is learned: of a model's outputs [b, T, d] for a batch, a sum over the tokens where its
+`loss_mask` is true, a scalar whose backward can run only once."""
 
 
 def output_loss(model: Model, output: Tensor, batch: Batch, config: RunConfig) -> Tensor:
-    """The sum of -log p over the unmasked targets, given the model's outputs [b, T, d]."""
+    """The objective of pretraining and fine-tuning: -log p of the unmasked targets."""
     targets, scored = batch.targets.flatten(), batch.loss_mask.flatten().nonzero()[:, 0]
     with autocast(config, batch.tokens.device):
         # Masked tokens are left out, not weighted with 0: 0 times a number that is not finite
         # would spoil the loss and every gradient.
         return model.loss(output.flatten(0, 1)[scored], targets[scored])
+
+
+def batch_loss(
+    model: Model,
+    batch: Batch,
+    state: State,
+    config: RunConfig,
+    noise: Noise | None,
+    objective: Objective = output_loss,
+) -> tuple[Tensor, State]:
+    """The objective's sum over a batch, for training.
+
+    Args:
+        batch, state, noise: as for `batch_output`.
+
+    Returns:
+        a scalar whose backward can run only once, and the state after the batch.
+    """
+    output, new_state = batch_output(model, batch, state, config, noise)
+    return objective(model, output, batch, config), new_state
 
 
 def through_pipeline(

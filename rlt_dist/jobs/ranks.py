@@ -88,7 +88,7 @@ def run_ranks_with(
     run_folder.mkdir(parents=True, exist_ok=True)
     for left in (ENDED, ASKED):
         (run_folder / left).unlink(missing_ok=True)
-    with _signals() as heard, _launcher(command, {**environment, **own}) as launcher:
+    with noted_signals() as heard, _launcher(command, {**environment, **own}) as launcher:
         minder = _Minder(launcher, own[OWNER], run_folder, start, patience)
         while launcher.poll() is None:
             minder.look(heard)
@@ -105,12 +105,13 @@ def begin(
     command: Sequence[str],
     environment: Mapping[str, str] | None = None,
     output: IO[str] | None = None,
+    errors: IO[str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process that Ctrl-C does not reach, and that is asked to end when this one is gone.
 
     Args:
         environment: all of it; None: this process's.
-        output: a file for what it prints; None: where this process prints.
+        output, errors: files for what it prints there; None: where this process prints.
 
     Raises:
         UserError: it is not installed.
@@ -122,6 +123,7 @@ def begin(
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
+            stderr=errors,
             process_group=0,
             preexec_fn=lambda: end_with(own, signal.SIGTERM),  # noqa: PLW1509 - system calls only
         )
@@ -230,8 +232,8 @@ def _launcher(
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """The signals that this process is sent, for its ranks."""
+def noted_signals() -> Iterator[list[int]]:
+    """The signals that this process is sent meanwhile, for those that it has started."""
     heard: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: heard.append(number))

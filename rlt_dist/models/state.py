@@ -29,7 +29,7 @@ def detach(state: State) -> State:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def select_lanes(state: State, rows: slice) -> State:
+def select_lanes(state: State, rows: slice | Tensor) -> State:
     """The state of some lanes."""
     return {name: tensor[rows] for name, tensor in state.items()}
 

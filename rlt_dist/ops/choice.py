@@ -22,6 +22,8 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 _WIDEST_HEAD = 128
 """Whose blocks fit into a chip's registers and shared memory, as tests of builds find out."""
+_LONGEST_WINDOW = 64
+"""Of such heads, likewise; heads of at most half the width have one twice as long."""
 
 
 def asked() -> Asked | None:
@@ -64,27 +66,48 @@ def takes_triton(device: str, dtype: torch.dtype, width: int = 0) -> bool:
     return True
 
 
-def prefers_triton(device: str, dtype: torch.dtype, width: int = 0) -> bool:
+def prefers_triton(device: str, dtype: torch.dtype, width: int = 0, window: int = 0) -> bool:
     """Whether triton's kernels compute where nobody asks for one or another implementation."""
     wanted = device == "cuda" and dtype == torch.bfloat16
-    return wanted and triton_trouble(device, dtype, width) is None
+    return wanted and triton_trouble(device, dtype, width, window) is None
 
 
-def triton_trouble(device: str, dtype: torch.dtype, width: int = 0) -> str | None:
-    """Why triton's kernels cannot compute there with heads of that width; None where they can."""
+def triton_trouble(device: str, dtype: torch.dtype, width: int = 0, window: int = 0) -> str | None:
+    """Why triton's kernels cannot compute there; None where they can.
+
+    Args:
+        width, window: as for `size_trouble`.
+    """
     if not _installed():
         return "triton is not installed; pip install 'rlt_dist[triton]', or take another"
     if dtype not in _TYPES:
         said = str(dtype).removeprefix("torch.")
         return f"triton's kernels compute in float32 and bfloat16, not in {said}; take another"
-    if width > _WIDEST_HEAD:
-        return f"triton's kernels have heads of at most {_WIDEST_HEAD}, not {width}; take another"
+    trouble = size_trouble(width, window)
+    if trouble is not None:
+        return f"{trouble}; take another"
     if device == "cuda" or _interpreted():
         return None
     return (
         f"triton's kernels need a GPU, and this is a {device}; take another, or set "
         "TRITON_INTERPRET=1, which interprets them, some hundred times slower"
     )
+
+
+def size_trouble(width: int, window: int = 0) -> str | None:
+    """Why triton's kernels have no such attention, on any device; None where they have.
+
+    Args:
+        width: of a head; 0: there are none.
+        window: entries of a head's window; 0: there is none.
+    """
+    if width > _WIDEST_HEAD:
+        return f"triton's kernels have heads of at most {_WIDEST_HEAD}, not {width}"
+    longest = _LONGEST_WINDOW if width > _WIDEST_HEAD // 2 else 2 * _LONGEST_WINDOW
+    if window > longest:
+        most = f"at most {longest} entries for heads of {width}"
+        return f"triton's kernels have windows of {most}, not {window}"
+    return None
 
 
 @lru_cache

@@ -1,6 +1,7 @@
 """A scaling study: a grid of runs over nodes and whatever else varies, `configs/studies/*.yaml`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -16,6 +17,21 @@ from rlt_dist.mesh.axes import axes_of
 from rlt_dist.util.errors import UserError
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+_LONGEST = 200
+"""Characters of a point's name, which is that of a folder."""
+_SAID = {
+    "run_folder": "is that of a point in the study's folder",
+    "train.steps": "is the study's `steps`",
+    "train.cluster": "is the study's `cluster`",
+}
+"""Keys that the study says itself."""
+
+COLUMNS = (
+    *("point", "nodes", "devices", "mesh", "lanes", "tokens_per_step", "error_of_seconds"),
+    *("device_hours", "price"),
+)
+OWN_COLUMNS = ("measured_", "predicted_")
+"""What other columns of points.csv begin with, besides `COLUMNS` and what varies."""
 
 
 class StudyConfig(Strict):
@@ -54,8 +70,8 @@ class StudyConfig(Strict):
         labels = [label for name, of in self.vary.items() for label in (name, *of)]
         if unfit := [label for label in labels if not _LABEL.fullmatch(label)]:
             raise ValueError(f"{unfit[0]!r}: labels name folders; use letters, digits and ._=+-")
-        if "nodes" in self.vary:
-            raise ValueError("vary.nodes: nodes are a key of their own")
+        if taken := [n for n in self.vary if n in COLUMNS or n.startswith(OWN_COLUMNS)]:
+            raise ValueError(f"vary.{taken[0]}: is a column of points.csv; take another name")
         if empty := [name for name, of in self.vary.items() if not of]:
             raise ValueError(f"vary.{empty[0]} has no values")
         if len(set(self.nodes)) < len(self.nodes):
@@ -106,12 +122,28 @@ def load_study(file: Path, overrides: tuple[str, ...] = ()) -> Study:
         overrides: `KEY.SUB=VALUE` of the runs, after those of the study.
 
     Raises:
-        UserError: a file or a point's configuration is wrong, or a mesh does not fill the nodes.
+        UserError: a file or a point's configuration is wrong, a mesh does not fill the nodes, or
+            points cannot be told apart.
     """
     config = load_typed(file, StudyConfig)
+    for key, path in (("config", config.config), ("cluster", config.cluster)):
+        if not (file.parent / path).is_file():
+            raise UserError(f"{file}: {key}: {file.parent / path}: no such file")
     cluster = load_cluster(file.parent / config.cluster)
     points = tuple(_points(file, config, cluster, overrides))
+    _check_names(file, points)
     return Study(file, config, cluster, points)
+
+
+def _check_names(file: Path, points: tuple[Point, ...]) -> None:
+    for name, number in Counter(point.name for point in points).items():
+        if number > 1:
+            raise UserError(f"{file}: {number} points are named {name}; take other labels")
+        if len(name) > _LONGEST:
+            raise UserError(
+                f"{file}: {name}: {len(name)} characters name a folder; take labels with which it "
+                f"has at most {_LONGEST}"
+            )
 
 
 def _points(
@@ -121,15 +153,23 @@ def _points(
     for chosen in product(*(of.items() for of in study.vary.values())):
         labels = {name: label for name, (label, _) in zip(study.vary, chosen, strict=True)}
         own = [override for _, overrides in chosen for override in overrides]
-        plain = load_typed(base, RunConfig, [*study.overrides, *own, *more])
+        wished = [*study.overrides, *own, *more]
+        _check_said(file, wished)
+        plain = load_typed(base, RunConfig, wished)
         for nodes in study.nodes:
             lanes = _lanes(study, plain.data.lanes, nodes, f"{file}: {labels}")
             mesh = "mesh.data=null"
             if study.mesh == "configured":
                 open_mesh = plain.mesh.model_copy(update={"data": None})
                 mesh = f"mesh.data={axes_of(open_mesh, nodes * cluster.devices_per_node).data}"
-            given = [*study.overrides, *own, *more, f"data.lanes={lanes}", mesh]
+            given = [*wished, f"data.lanes={lanes}", mesh]
             yield Point(nodes, labels, load_typed(base, RunConfig, given))
+
+
+def _check_said(file: Path, overrides: list[str]) -> None:
+    for override in overrides:
+        if said := _SAID.get(override.partition("=")[0]):
+            raise UserError(f"{file}: {override}: {said}")
 
 
 def _lanes(study: StudyConfig, lanes: int, nodes: int, where: str) -> int:

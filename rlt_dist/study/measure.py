@@ -40,7 +40,8 @@ class Measured(Strict):
     bubble: float | None = None
     """Share of a step's pipeline pass that the mean stage waits, the median."""
     peak_memory: int | None = None
-    """Bytes of the rank that takes most."""
+    """Bytes of the rank that takes most: of its tensors on CUDA, else of its process; see
+    `train.usage`."""
     sent: dict[str, int] | None = None
     """By axis: bytes that the rank which sends most hands over in a step."""
     loss: float | None = None

@@ -1,12 +1,15 @@
 """How long a study's points take, by simulation, and which mesh is the fastest of each."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
 from math import inf
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from rlt_dist import __version__
 from rlt_dist.config.load import Strict
 from rlt_dist.costs.estimate import busiest
 from rlt_dist.costs.flops import flops_per_token, utilisation
@@ -37,6 +40,8 @@ class Prediction(Strict):
     """A point's figures as they are expected."""
 
     name: str
+    digest: str
+    """Of what it was made from: see `digest_of`."""
     nodes: PositiveInt
     labels: dict[str, str]
     axes: str
@@ -52,7 +57,7 @@ class Prediction(Strict):
     `tensor`, `pipeline`, `data` in messages along these axes, `bubble` in waiting for other stages
     had messages taken no time, `other` in all else. They sum up to 1."""
     peak_memory: NonNegativeInt
-    """Bytes of the fullest rank."""
+    """Bytes of the fullest rank's tensors."""
     fits: bool
     """Whether the cluster's devices have them."""
     sent: dict[str, int]
@@ -87,6 +92,7 @@ def predict_point(study: Study, point: Point) -> Prediction:
     flops = flops_per_token(run.config.bounded_model, run.vocabulary, run.own)
     return Prediction(
         name=point.name,
+        digest=digest_of(study, point),
         nodes=point.nodes,
         labels=dict(point.labels),
         axes=str(run.axes),
@@ -99,6 +105,22 @@ def predict_point(study: Study, point: Point) -> Prediction:
         sent=dict(sent),
         rejected=tuple(rejected),
     )
+
+
+def digest_of(study: Study, point: Point) -> str:
+    """SHA-256 of all that a point's prediction is made from, this package's version included.
+
+    Raises:
+        UserError: there is no corpus to tell the vocabulary.
+    """
+    content = {
+        "version": __version__,
+        "config": point.config.model_dump(mode="json"),
+        "vocabulary": _vocabulary(study, point),
+        "nodes": point.nodes,
+        "cluster": study.cluster.model_dump(mode="json"),
+    }
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def timeline(study: Study, point: Point) -> Timeline:
@@ -116,14 +138,23 @@ def timeline(study: Study, point: Point) -> Timeline:
 def _chosen(study: Study, point: Point) -> tuple[Step, list[Rejected]]:
     """The step of a point on its mesh, or on the best one with what others would take.
 
-    Where no mesh fits, the best is the one that needs least memory.
+    Raises:
+        UserError: see `predict`; it names the point.
     """
+    try:
+        return _tried(study, point)
+    except UserError as error:
+        raise UserError(f"{study.file}: {point.name}: {error}") from None
+
+
+def _tried(study: Study, point: Point) -> tuple[Step, list[Rejected]]:
+    """Where no mesh fits, the best is the one that needs least memory."""
     devices = point.nodes * study.cluster.devices_per_node
     if study.config.mesh == "configured":
         return _step(study, point, axes_of(point.config.mesh, devices)), []
     steps = list(_possible(study, point, devices))
     if not steps:
-        raise UserError(f"{point.name}: its model and lanes cannot be cut over {devices} devices")
+        raise UserError(f"its model and lanes cannot be cut over {devices} devices")
     fitting = [step for step in steps if step.peak_memory <= study.cluster.usable]
     best = min(steps, key=lambda step: step.peak_memory)
     fastest = inf
@@ -163,9 +194,13 @@ def _divisors(number: int) -> Iterator[int]:
 
 def _step(study: Study, point: Point, axes: Axes) -> Step:
     """Raises UserError where the run cannot be cut so."""
-    compiled = study.cluster.cores is not None
-    vocabulary = study.config.vocabulary
-    if vocabulary is None:
-        corpus = open_storage(point.config.data.corpora[0].path)
-        vocabulary = read_content(corpus).tokenizer.vocabulary
+    compiled, vocabulary = study.cluster.cores is not None, _vocabulary(study, point)
     return Step(run_of(point.config, vocabulary, axes, compiled=compiled), study.cluster)
+
+
+def _vocabulary(study: Study, point: Point) -> int:
+    """The study's, or the corpus's."""
+    if study.config.vocabulary is not None:
+        return study.config.vocabulary
+    corpus = open_storage(point.config.data.corpora[0].path)
+    return read_content(corpus).tokenizer.vocabulary

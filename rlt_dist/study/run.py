@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from rlt_dist.checkpoint.run_folder import CONFIG, describe_changes, is_run_folder
+from rlt_dist.checkpoint.run_folder import ANEW, CONFIG, check_unchanged, is_run_folder
 from rlt_dist.config.load import load_typed, validate
 from rlt_dist.config.run import RunConfig
 from rlt_dist.jobs.job import Job, job_folders
@@ -20,7 +20,7 @@ from rlt_dist.jobs.plan import Room, plan_run
 from rlt_dist.jobs.ranks import run_ranks_with
 from rlt_dist.jobs.status import Status, statuses
 from rlt_dist.jobs.submit import Wanted, current_code, make_ready, submit
-from rlt_dist.mesh.axes import Axes
+from rlt_dist.mesh.axes import Axes, least_axes
 from rlt_dist.study.grid import Point, Study
 from rlt_dist.study.measure import measure
 from rlt_dist.util.errors import UserError
@@ -31,8 +31,6 @@ _SAVES = 4
 """Checkpoints of a point: as much of it is lost at most when it is killed."""
 _LOOKS = 8
 """Steps of a point of which all ranks together tell what they waited for and sent."""
-_PLACES = ("run_folder", "train.cluster")
-"""Keys that say where something lies; a study that is moved is the same."""
 
 Say = Callable[[str], None]
 
@@ -92,7 +90,7 @@ def tasks_of(study: Study, axes: Mapping[str, Axes], output: Path) -> list[Task]
             continue
         folder = folders[point.name]
         config = point_config(study, point, axes[point.name], folder)
-        _check_unchanged(config)
+        check_unchanged(config)
         tasks.append(Task(number, point, config, *_standing(known.get(folder))))
     return tasks
 
@@ -114,6 +112,24 @@ def point_config(study: Study, point: Point, axes: Axes, folder: Path) -> RunCon
     saves = {"every": max(1, steps // _SAVES), "asynchronous": False, "keep": 2}
     content["checkpoint"] |= saves | {"keep_every": None}
     return validate(content, RunConfig, f"{study.file}: {point.name}").resolved()
+
+
+def check_begun(study: Study, point: Point, folder: Path) -> None:
+    """Check that a point's run, if it was begun, is the one that the study has now.
+
+    Where the study chooses meshes, any mesh of the point's devices will do.
+
+    Raises:
+        UserError: its configuration is another.
+    """
+    if not is_run_folder(folder):
+        return
+    axes, devices = least_axes(point.config.mesh), point.nodes * study.cluster.devices_per_node
+    if study.config.mesh == "best":
+        axes = least_axes(load_typed(folder / CONFIG, RunConfig).mesh)
+    if axes.size != devices:
+        raise UserError(f"{folder}: was begun on {axes}, which are not {devices} devices; {ANEW}")
+    check_unchanged(point_config(study, point, axes, folder))
 
 
 def run_here(study: Study, tasks: Sequence[Task], say: Say) -> Outcome:
@@ -244,22 +260,6 @@ def _standing(status: Status | None) -> tuple[Literal["done", "active", "open"],
     if status.active or status.state == "unknown":
         return "active", who
     return "open", f"{status.state} after step {status.step}"
-
-
-def _check_unchanged(config: RunConfig) -> None:
-    """Raises UserError where a point was begun with another configuration."""
-    folder = config.run_folder
-    if not is_run_folder(folder):
-        return
-    before, now = (
-        {key: value for key, value in each.leaves().items() if key not in _PLACES}
-        for each in (load_typed(folder / CONFIG, RunConfig), config)
-    )
-    if changes := describe_changes(before, now):
-        raise UserError(
-            f"{folder}: was begun with another configuration ({'; '.join(changes)}); remove it to "
-            "train it anew, or give another --output"
-        )
 
 
 def _ranks(number: int) -> str:

@@ -13,7 +13,7 @@ from rlt_dist.study.report import count, model_kind, model_shape
 from rlt_dist.study.scaling_figures import Bar, Curve, Drawing
 from rlt_dist.study.scaling_report import Row, ScalingReport, shares_of, table
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import write_atomic
+from rlt_dist.util.files import make_folder, write_atomic
 
 PAGE, TABLE, FIGURES = "report.html", "points.csv", "figures"
 
@@ -26,7 +26,7 @@ class Step(NamedTuple):
 
 
 def drawings(report: ScalingReport) -> list[Drawing]:
-    """Throughput, efficiency, and shares where they are known."""
+    """Throughput, efficiency where nodes differ, and shares where they are known."""
     curves = {
         name: [
             Curve(series.name, *(getattr(series, name)(kind) for kind in ("predicted", "measured")))
@@ -34,7 +34,9 @@ def drawings(report: ScalingReport) -> list[Drawing]:
         ]
         for name in ("throughput", "efficiency")
     }
-    found = [figures.throughput(curves["throughput"]), figures.efficiency(curves["efficiency"])]
+    found = [figures.throughput(curves["throughput"])]
+    if len(figures.nodes_of(curves["throughput"])) > 1:
+        found.append(figures.efficiency(curves["efficiency"]))
     bars = list(_bars(report))
     return [*found, figures.shares(bars)] if bars else found
 
@@ -95,7 +97,7 @@ def write(report: ScalingReport, step: Step | None) -> Path:
     """Write the page, points.csv and the figures' files into the study's folder; the page."""
     drawn = drawings(report)
     folder = report.output / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for drawing in drawn:
         write_atomic(folder / f"{drawing.name}.png", drawing.png())
     if step is not None:

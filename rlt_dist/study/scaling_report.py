@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ from rlt_dist.mesh.axes import AXES
 from rlt_dist.study.grid import Point, Study
 from rlt_dist.study.measure import Measured, measure
 from rlt_dist.study.predict import Prediction
-from rlt_dist.study.run import folder_of
+from rlt_dist.study.run import check_begun, folder_of
 from rlt_dist.util.errors import UserError
 
 Kind = Literal["measured", "predicted"]
@@ -22,12 +22,17 @@ KINDS: tuple[Kind, Kind] = ("measured", "predicted")
 
 @dataclass(frozen=True)
 class Row:
-    """A point with what is known of it."""
+    """A point with what is known of it.
+
+    Attributes:
+        damaged: why its run's metrics cannot be read; None: they can.
+    """
 
     point: Point
     devices: int
     predicted: Prediction | None
     measured: Measured | None
+    damaged: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -60,15 +65,17 @@ class Row:
 
     def seconds(self, kind: Kind) -> float | None:
         """Of a step; None where it is not known, or no mesh fits."""
-        if kind == "measured":
-            return None if self.measured is None else self.measured.seconds
-        fits = self.predicted is not None and self.predicted.fits
-        return self.predicted.seconds if self.predicted is not None and fits else None
+        found = self._fitting(kind)
+        return None if found is None else found.seconds
 
     def tokens_per_second(self, kind: Kind) -> float | None:
-        """Of all ranks."""
-        seconds = self.seconds(kind)
-        return None if seconds is None else self.tokens / seconds
+        """Of all ranks; None where a step's seconds are."""
+        found = self._fitting(kind)
+        return None if found is None else found.tokens_per_second
+
+    def _fitting(self, kind: Kind) -> Measured | Prediction | None:
+        found = self.of(kind)
+        return None if isinstance(found, Prediction) and not found.fits else found
 
 
 @dataclass(frozen=True)
@@ -145,6 +152,12 @@ class ScalingReport:
         return [kind for kind in KINDS if any(row.seconds(kind) for row in self.rows)]
 
     @property
+    def memory(self) -> dict[Kind, str]:
+        """What peak memory is counted of: a run on processor cores knows that of its process."""
+        on_cores = self.study.cluster.cores is not None
+        return {"measured": "process" if on_cores else "tensors", "predicted": "tensors"}
+
+    @property
     def errors(self) -> list[float]:
         """Of the points that can be compared."""
         return [row.error for row in self.rows if row.error is not None]
@@ -188,34 +201,38 @@ class ScalingReport:
         return Cost(row, kind, hours / 24, total, None if price is None else total * price)
 
 
-def gather(study: Study, predictions: Iterable[Prediction], output: Path) -> ScalingReport:
+def gather(study: Study, predictions: Mapping[str, Prediction], output: Path) -> ScalingReport:
     """Put a study's predictions and measurements side by side.
 
+    A point whose metrics are damaged counts as not measured.
+
     Args:
+        predictions: by the point's name.
         output: the study's folder, with the run folders of its points.
 
     Raises:
-        UserError: nothing is known of any point, or a run's metrics are damaged.
+        UserError: nothing is known of any point, or a run is of another configuration.
     """
-    known = {prediction.name: prediction for prediction in predictions}
-    warmup, devices = study.config.warmup, study.cluster.devices_per_node
-    rows = [
-        Row(
-            point,
-            point.nodes * devices,
-            known.get(point.name),
-            measure(point, folder_of(output, point), warmup),
-        )
-        for point in study.points
-    ]
+    rows = [_row(study, point, predictions.get(point.name), output) for point in study.points]
     if not any(row.predicted or row.measured for row in rows):
+        damages = (row.damaged for row in rows if row.damaged)
         raise UserError(
-            f"{output}: nothing is known of {study.file}; `rlt-dist scale predict` or `rlt-dist "
+            next(damages, None)
+            or f"{output}: nothing is known of {study.file}; `rlt-dist scale predict` or `rlt-dist "
             f"scale run` it first"
         )
     grouped = groupby(rows, key=lambda row: ", ".join(_words(row.point.labels)))
     series = (Series(name, tuple(sorted(of, key=_nodes))) for name, of in grouped)
     return ScalingReport(study, output, tuple(series))
+
+
+def _row(study: Study, point: Point, predicted: Prediction | None, output: Path) -> Row:
+    folder, devices = folder_of(output, point), point.nodes * study.cluster.devices_per_node
+    check_begun(study, point, folder)
+    try:
+        return Row(point, devices, predicted, measure(point, folder, study.config.warmup))
+    except UserError as error:
+        return Row(point, devices, predicted, None, str(error))
 
 
 def amdahl(speeds: Mapping[int, float]) -> tuple[float, float]:
@@ -278,7 +295,7 @@ def _cells(report: ScalingReport, series: Series, row: Row) -> Iterator[Cell]:
         yield f"{kind}_seconds", row.seconds(kind)
         yield f"{kind}_tokens_per_second", row.tokens_per_second(kind)
         yield f"{kind}_efficiency", series.efficiency(kind).get(row.point.nodes)
-        yield from _own_cells(kind, row.of(kind))
+        yield from _own_cells(kind, row.of(kind), report.memory[kind])
     if row.measured is not None:
         low, high = row.measured.spread
         yield from (("measured_seconds_low", low), ("measured_seconds_high", high))
@@ -287,10 +304,10 @@ def _cells(report: ScalingReport, series: Series, row: Row) -> Iterator[Cell]:
         yield from (("device_hours", cost.device_hours), ("price", cost.price))
 
 
-def _own_cells(kind: Kind, found: Measured | Prediction | None) -> Iterator[Cell]:
+def _own_cells(kind: Kind, found: Measured | Prediction | None, memory: str) -> Iterator[Cell]:
     """Columns that predictions and measurements both have; None: this point has none of them."""
     yield f"{kind}_mfu", None if found is None else found.mfu
-    yield f"{kind}_peak_memory", None if found is None else found.peak_memory
+    yield f"{kind}_peak_memory_of_{memory}", None if found is None else found.peak_memory
     sent = None if found is None else found.sent
     for axis, handed in (sent or {}).items():
         yield f"{kind}_sent_{axis}", handed

@@ -12,6 +12,7 @@ from torch import Tensor
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.loader import Batch
 from rlt_dist.inference.forward import (
+    Objective,
     batch_loss,
     micro_batch_rows,
     output_loss,
@@ -51,7 +52,8 @@ class StepResult:
     """What one step measured, alike on every rank but for `passed`.
 
     Attributes:
-        loss: mean -log p over the scored tokens of the whole global batch, in nats.
+        loss: mean over the scored tokens of the whole global batch, of -log p in nats unless the
+            objective is another.
         gradient_norm: Euclidean norm of the whole gradient before clipping.
         refusal: why nothing was updated; None for a step like most.
         restarted_lanes: lanes whose new state was not finite, or beyond the limit, and which start
@@ -92,10 +94,12 @@ def train_step(
     step: int,
     learning_rate: float,
     judge: Judge = not_finite,
+    objective: Objective = output_loss,
 ) -> tuple[StepResult, State]:
     """Forward and backward over this rank's lanes, the sums over the mesh, and the update.
 
-    The loss is the sum over unmasked tokens of the whole global batch divided by their number.
+    The loss is the objective's sum over unmasked tokens of the whole global batch divided by their
+    number.
     A skipped step leaves parameters and optimizer as they were. After every step each lane's new
     state is kept if it is finite and within `guard.state_norm`, else the lane restarts. Every
     decision is taken on numbers that messages have summed over all ranks, so all take it alike.
@@ -105,7 +109,9 @@ def train_step(
     """
     scored = all_sum(batch.loss_mask.sum(), mesh.data).clamp(min=1)
     optimizer.zero_gradients()
-    share, new_state, passed = _forward_backward(local, mesh, batch, state, config, step, scored)
+    share, new_state, passed = _forward_backward(
+        local, mesh, batch, state, config, step, scored, objective
+    )
     complete_gradients(local, mesh)
     square = optimizer.reduce()
     loss, squared = all_sum(torch.stack((share, square)), mesh.everyone).tolist()
@@ -125,6 +131,7 @@ def _forward_backward(
     config: RunConfig,
     step: int,
     scored: Tensor,
+    objective: Objective,
 ) -> tuple[Tensor, State, PassTime | None]:
     """Accumulate gradients over micro-batches of lanes; this rank's share of the loss.
 
@@ -139,7 +146,7 @@ def _forward_backward(
         total.add_(loss.detach().double() / scored)
 
     def head(micro: int, output: Tensor) -> None:
-        learn(output_loss(local.model, output, batch.rows(rows[micro]), config))
+        learn(objective(local.model, output, batch.rows(rows[micro]), config))
 
     if mesh.axes.pipeline > 1:
         passed = through_pipeline(local, mesh, batch, state, config, step, head)
@@ -149,7 +156,7 @@ def _forward_backward(
         def learned(part: Batch, own: State) -> State:
             # A function, so that nothing of one micro-batch is left when the next begins.
             noise = Noise(config.train.seed, step, part.lanes)
-            loss, after = batch_loss(local.model, part, own, config, noise)
+            loss, after = batch_loss(local.model, part, own, config, noise, objective)
             learn(loss)
             return detach(after)
 

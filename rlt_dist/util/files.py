@@ -68,6 +68,19 @@ def commit_folder(partial: Path, final: Path) -> None:
     fsync_folder(final.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; one that is there is fine.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "is a file" if folder.is_file() else error.strerror
+        raise UserError(f"{folder}: {why}; give a folder that can be written") from None
+
+
 def check_vacant(folder: Path) -> None:
     """Check that a folder may be written as a whole: it is not there, or there is nothing in it.
 

@@ -85,6 +85,17 @@ def test_every_remedy_fits_and_the_one_before_does_not() -> None:
     assert 2 * length >= config.data.segment or fullest_rank(before)[1].peak > cluster.usable
 
 
+def test_pipeline_and_tensor_axis_together_where_neither_is_enough() -> None:
+    run, usable = run_of(load_typed(SMALL, RunConfig), 509, Axes(1, 1, 1)), 700_000
+    (found,) = remedies(run, usable, devices=None)
+    assert found.choices.keys() >= {"mesh.pipeline", "mesh.tensor"}
+    assert found.peak == fullest_rank(found.run)[1].peak <= usable
+    assert remedies(run, 100_000, devices=None) == []
+    long = run_of(load_typed(SMALL, RunConfig), 509, Axes(1, 2, 1))
+    (found,) = remedies(long, 1_300_000, devices=2)
+    assert found.run.axes == Axes(1, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlt_dist.inference.generate import Sampling, generate, log_distribution
+from rlt_dist.inference.generate import generate
+from rlt_dist.inference.sampling import Sampling, log_distribution
 from rlt_dist.util.errors import UserError
 
 GREEDY = Sampling(temperature=0)

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from recurrence_problem import Case, problem
 
 from rlt_dist.inference.forward import kind, recurrence
 from rlt_dist.ops import choice
 from rlt_dist.ops.choice import VARIABLE, takes_triton
 from rlt_dist.ops.recurrence import dispatch
-from rlt_dist.ops.recurrence.dispatch import Backend
+from rlt_dist.ops.recurrence.dispatch import Backend, Recurrence
 from rlt_dist.ops.recurrence.loop import PythonLoop
 from rlt_dist.ops.seam import WHOLE
 from rlt_dist.util.errors import UserError
@@ -43,10 +44,14 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken(
-    backend: Backend, device: str, products: torch.dtype = torch.float32, width: int = 128
+    backend: Backend,
+    device: str,
+    products: torch.dtype = torch.float32,
+    width: int = 128,
+    window: int = 8,
 ) -> str | type[PythonLoop] | None:
     dtype = torch.float64 if products == torch.float64 else torch.float32
-    return dispatch._loop(backend, dispatch.Kind(device, dtype, products, width), WHOLE)
+    return dispatch._loop(backend, dispatch.Kind(device, dtype, products, width, window), WHOLE)
 
 
 @pytest.mark.usefixtures("loops")
@@ -79,6 +84,29 @@ def test_heads_that_no_block_holds_are_torchs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(VARIABLE, "triton")
     with pytest.raises(UserError, match=r"RLT_DIST_OPS=triton: .* heads of at most 128, not 256"):
         takes_triton("cuda", torch.bfloat16, 256)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize(("width", "most"), [(128, 64), (65, 64), (64, 128), (20, 128)])
+def test_windows_that_no_block_holds_are_torchs(width: int, most: int) -> None:
+    pytest.importorskip("triton")
+    assert taken("auto", "cuda", torch.bfloat16, width, most) == "triton"
+    assert taken("auto", "cuda", torch.bfloat16, width, most + 1) is PythonLoop
+    said = rf"ops\.recurrence: .* at most {most} entries for heads of {width}, not {most + 1}"
+    with pytest.raises(UserError, match=said):
+        taken("triton", "cuda", torch.bfloat16, width, most + 1)
+
+
+def test_a_window_is_refused_before_training_starts_and_in_a_step(configure, tmp_path) -> None:
+    pytest.importorskip("triton")
+    choices = "ops.recurrence=triton", "train.precision=bfloat16", "model.window=4096"
+    config = configure(tmp_path, "rlt1", *choices)
+    with pytest.raises(UserError, match="at most 128 entries for heads of 8, not 4096"):
+        recurrence(config).prepare(kind(config, "cuda"))
+    plan, operands = problem(Case(window=129))
+    operands = operands.like([tensor.float() for tensor in operands.flat()])
+    with pytest.raises(UserError, match="at most 128 entries for heads of 4, not 129"):
+        Recurrence("triton").loop(plan, operands)
 
 
 @pytest.mark.parametrize("name", ["rlt1", "xl"])

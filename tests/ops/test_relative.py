@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -100,18 +100,18 @@ def with_gradients(
 
 
 def worst(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """The largest relative error; a gradient that is rounding alone counts as of the largest."""
+    """The largest relative error; small gradients are differences, and round as what is large."""
     assert found.keys() == expected.keys() >= {"output", *NAMES}
     sizes = {name: x.abs().max().item() for name, x in expected.items()}
     largest = max(1e-6, *sizes.values())  # all weights may be dropped
     return max(
-        (found[name] - expected[name]).abs().max().item()
-        / (size if size > 1e-12 * largest else largest)
+        (found[name] - expected[name]).abs().max().item() / max(size, 0.01 * largest)
         for name, size in sizes.items()
     )
 
 
 @some
+@example(case=Case(1, 2, 2, 1, 5, None, dropatt=True, heads_first=False, seed=0))
 @given(case=cases)
 def test_outputs_and_gradients_are_those_of_the_plain_attention(case: Case) -> None:
     given, allowed = operands(case)

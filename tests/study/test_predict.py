@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from rlt_dist.cli.main import app
 from rlt_dist.config.load import write_yaml
 from rlt_dist.study.grid import Study, load_study
+from rlt_dist.study.meshes import meshes_of
 from rlt_dist.study.predict import Prediction, meshes, predict, timeline
 from rlt_dist.study.step import SHARES
 from rlt_dist.util.errors import UserError
@@ -47,11 +48,11 @@ def study(folder: Path, **changes: Any) -> Study:
 
 
 def test_shares_of_every_mesh_are_the_whole_step(tmp_path: Path) -> None:
-    vary: dict[str, dict[str, list[str]]] = {"mesh": {}}
+    vary: dict[str, dict[str, list[str]]] = {"cut": {}}
     for axes in meshes(8):
         if axes.pipeline <= 4 and axes.tensor <= 4:
             cut = [f"mesh.pipeline={axes.pipeline}", f"mesh.tensor={axes.tensor}"]
-            vary["mesh"][str(axes)] = cut
+            vary["cut"][str(axes)] = cut
     for cluster in ("h100.yaml", "local.yaml"):
         nodes = [1] if cluster == "h100.yaml" else [8]
         own = study(tmp_path, vary=vary, cluster=str(CLUSTERS / cluster), nodes=nodes)
@@ -59,7 +60,7 @@ def test_shares_of_every_mesh_are_the_whole_step(tmp_path: Path) -> None:
             assert tuple(found.shares) == SHARES
             assert sum(found.shares.values()) == pytest.approx(1)
             assert min(found.shares.values()) >= 0
-            assert found.axes == found.labels["mesh"]
+            assert found.axes == found.labels["cut"]
             assert found.tokens_per_second == pytest.approx(32 * 16 / found.seconds)
             waiting = found.shares["bubble"] + found.shares["pipeline"]
             assert (waiting > 1e-9) == ("x1x" not in found.axes)
@@ -93,6 +94,37 @@ def test_where_nothing_fits_the_smallest_is_told(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be cut over 24 devices"):
         predict(study(tmp_path, mesh="best", nodes=[3], overrides=["data.lanes=31"]))
+
+
+def test_what_cannot_be_cut_is_told_by_study_and_point(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"study\.yaml: nodes=1: .*lanes cannot be shared"):
+        predict(study(tmp_path, overrides=["data.lanes=12"]))
+
+
+def test_a_choice_of_mesh_is_made_anew_for_another_run(tmp_path: Path) -> None:
+    said: list[str] = []
+    before, out = study(tmp_path, mesh="best"), tmp_path / "out"
+    meshes_of(before, out, said.append)
+    now = study(tmp_path, mesh="best", overrides=["data.lanes=2"])
+    chosen = meshes_of(now, out, said.append)
+    assert str(chosen["nodes=1"]) == predict(now)[0].axes
+    assert len(said) == 1
+    assert meshes_of(now, out, said.append) == chosen
+    assert len(said) == 1
+
+
+def test_the_fastest_of_what_fits_is_marked(command: Any, tmp_path: Path) -> None:
+    vary = {"size": {"far": ["model.d_model=100000"], "near": [], "next": ["model.ffn=65536"]}}
+    file = study_file(tmp_path, vary=vary)
+    _, shown, _ = command("scale", "predict", file, "--output", tmp_path / "out")
+    (near,) = (line for line in shown.splitlines() if line.split()[:2] == ["1", "near"])
+    assert "* " in near
+    assert shown.count("* ") == 1
+    assert "*: the most tokens a second" in shown
+    file = study_file(tmp_path, vary={"size": {"far": vary["size"]["far"]}})
+    _, shown, _ = command("scale", "predict", file, "--output", tmp_path / "out")
+    assert "*" not in shown
+    assert "size=far.nodes=1 does not fit into memory" in shown
 
 
 def test_a_timeline_can_be_drawn_however_long_the_pass_is(tmp_path: Path) -> None:

@@ -12,14 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlt_dist.checkpoint.run_folder import record
+from rlt_dist.config.load import read_yaml, write_yaml
 from rlt_dist.data.stream.corpora import open_corpora
-from rlt_dist.mesh.axes import least_axes
-from rlt_dist.study.grid import Study, load_study
+from rlt_dist.mesh.axes import Axes, least_axes
+from rlt_dist.study.grid import COLUMNS, OWN_COLUMNS, Study, load_study
 from rlt_dist.study.measure import measure
 from rlt_dist.study.meshes import keep_predictions
-from rlt_dist.study.predict import Prediction
-from rlt_dist.study.run import folder_of, point_config
+from rlt_dist.study.predict import Prediction, digest_of, predict
+from rlt_dist.study.run import check_begun, folder_of, point_config
 from rlt_dist.study.scaling_report import amdahl, gustafson
+from rlt_dist.util.errors import UserError
 
 SECONDS = {1: 2.0, 2: 1.25, 4: 0.875}
 """Of a step, measured: a serial share of a quarter, by Amdahl's law."""
@@ -51,6 +53,7 @@ def predictions(study: Study, factors: Mapping[int, float] = EXACT) -> list[Pred
     return [
         Prediction(
             name=point.name,
+            digest=digest_of(study, point),
             nodes=point.nodes,
             labels=dict(point.labels),
             axes=str(least_axes(point.config.mesh)),
@@ -99,6 +102,9 @@ def test_predictions_stand_beside_measurements_with_their_error(
     assert float(four["predicted_efficiency"]) == pytest.approx(2.0 / 0.875 / 1.3 / 4)
     assert float(four["measured_share_data"]) == pytest.approx(0.25 / 0.875)
     assert float(four["measured_share_computing"]) == pytest.approx(1 - 0.3 / 0.875)
+    assert float(four["measured_peak_memory_of_process"]) == 1 << 31
+    assert "copies for checkpoints" in page  # the two are not said to be the same quantity
+    assert set(four) - set(VARY) <= {*COLUMNS, *(n for n in four if n.startswith(OWN_COLUMNS))}
     assert (four["measured_sent_data"], four["predicted_sent_data"]) == ("100", "100")
     # 7.2 million tokens at 80 tokens in 0.875 s on 4 devices, at 2 an hour
     assert float(four["device_hours"]) == pytest.approx(7.2e6 / (TOKENS / 0.875) / 3600 * 4)
@@ -162,7 +168,7 @@ def test_what_does_not_fit_has_no_figures_but_its_memory(
     keep_predictions(out, [first.model_copy(update={"fits": False}), *others])
     _, rows, page = reported(command, study, out)
     assert (rows[0]["predicted_seconds"], rows[0]["device_hours"]) == ("", "")
-    assert float(rows[0]["predicted_peak_memory"]) == 1 << 30
+    assert float(rows[0]["predicted_peak_memory_of_tensors"]) == 1 << 30
     assert page.count("does not fit</span>") == 1
     assert float(rows[1]["predicted_efficiency"]) == 1.0  # of the fewest nodes that fit
 
@@ -175,6 +181,117 @@ def test_a_study_of_which_nothing_is_known_is_refused(
     keep_predictions(tmp_path / "out", predictions(load_study(study)))
     said = command("scale", "report", study, "--output", tmp_path / "out", "--step", "nodes=9")
     is_one_error(said, "nodes=9: is no point that was predicted to fit")
+
+
+def edit(file: Path, **changes: Any) -> None:
+    file.write_text(write_yaml(read_yaml(file) | changes))
+
+
+@pytest.mark.parametrize("edited", ["override", "study", "run", "cluster"])
+def test_predictions_of_something_else_are_made_anew(
+    command: Any, make_study: Callable[..., Path], tmp_path: Path, edited: str
+) -> None:
+    file, out = make_study(tmp_path, nodes=[1], vary=VARY), tmp_path / "out"
+    run, cluster = tmp_path / "run.yaml", tmp_path / "cluster.yaml"
+    cluster.write_text(write_yaml(read_yaml(Path(read_yaml(file)["cluster"]))))
+    edit(file, cluster=cluster.name)
+    first = ["data.segment=8"] if edited == "override" else []
+    assert command("scale", "predict", file, *first, "--output", out)[0] == 0
+    match edited:
+        case "study":
+            edit(file, vary={"feedback": {"1": ["model.feedback=5"], "2": ["model.feedback=2"]}})
+        case "run":
+            edit(run, model=read_yaml(run)["model"] | {"ffn": 96})
+        case "cluster":
+            edit(cluster, memory=read_yaml(cluster)["memory"] + 1)
+    code, _, err = command("scale", "report", file, "--output", out)
+    assert code == 0
+    others = 1 if edited == "study" else 2
+    assert f"{others} of another configuration" in err
+    rows = csv.DictReader((out / "points.csv").open())
+    wished = [each.seconds for each in predict(load_study(file))]
+    assert [float(row["predicted_seconds"]) for row in rows] == wished
+    assert "anew" not in command("scale", "report", file, "--output", out)[2]
+
+
+def test_runs_of_something_else_are_refused(
+    command: Any, is_one_error: Any, study: Path, tmp_path: Path
+) -> None:
+    loaded, out = load_study(study), tmp_path / "out"
+    keep_measurements(loaded, out)
+    said = command("scale", "report", study, "--output", out, "data.lanes=64")
+    is_one_error(said, "was begun with another configuration", "data.lanes: 8 -> 64")
+
+
+def test_a_run_may_have_any_mesh_of_its_devices_where_the_study_chooses(
+    make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    study, out = load_study(make_study(tmp_path, mesh="best", nodes=[2])), tmp_path / "out"
+    (point,) = study.points
+    for axes in (Axes(2, 1, 1), Axes(1, 1, 2), Axes(1, 1, 1)):
+        folder = out / str(axes)
+        folder.mkdir(parents=True)
+        config = point_config(study, point, axes, folder)
+        record(folder, config, open_corpora(config.data).tokenizer)
+        if axes.size == 2:
+            check_begun(study, point, folder)
+    with pytest.raises(UserError, match="was begun on 1x1x1, which are not 2 devices"):
+        check_begun(study, point, out / "1x1x1")
+
+
+def test_a_damaged_run_is_named_and_the_rest_is_reported(
+    command: Any, is_one_error: Any, study: Path, tmp_path: Path
+) -> None:
+    loaded, out = load_study(study), tmp_path / "out"
+    keep_measurements(loaded, out)
+    first, *others = (folder_of(out, point) / "metrics.jsonl" for point in loaded.points)
+    first.write_text("{torn\n" + first.read_text())
+    code, _, err = command("scale", "report", study, "--output", out)
+    assert code == 0
+    assert f"feedback=1.nodes=1: left out of what was measured: {first}:1: is no JSON" in err
+    rows = list(csv.DictReader((out / "points.csv").open()))
+    assert [row["measured_seconds"] == "" for row in rows] == [True, *[False] * 5]
+    assert f"{first}:1" in (out / "report.html").read_text()
+    for file in others:
+        file.write_text("{torn\n")
+    is_one_error(command("scale", "report", study, "--output", out), f"{first}:1: is no JSON")
+
+
+def test_titles_are_shown_as_they_are(
+    command: Any, make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    title = "[bold]One[/red] :warning: study"
+    file, out = make_study(tmp_path, title=title), tmp_path / "out"
+    for verb in ("predict", "report"):
+        code, shown, err = command("scale", verb, file, "--output", out)
+        assert code == 0, err
+        assert title in shown
+
+
+def test_a_folder_that_cannot_be_written_is_one_error(
+    command: Any, is_one_error: Any, study: Path, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.touch()
+    for folder in (file, file / "below", Path("/proc/none")):
+        said = command("scale", "predict", study, "--output", folder)
+        is_one_error(said, f"{folder}: ", "give a folder that can be written")
+    keep_predictions(out, predictions(load_study(study)))
+    (out / "figures").touch()
+    said = command("scale", "report", study, "--output", out)
+    is_one_error(said, f"{out / 'figures'}: is a file")
+
+
+def test_of_one_number_of_nodes_series_are_compared(
+    command: Any, make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    file, out = make_study(tmp_path, nodes=[2], vary=VARY), tmp_path / "out"
+    keep_predictions(out, predictions(load_study(file)))
+    *_, page = reported(command, file, out)
+    assert "against nodes, both" not in page
+    assert "Figure 2." not in page
+    assert not (out / "figures" / "efficiency.png").exists()
+    assert "feedback 2" in page
 
 
 def test_a_run_that_has_only_warmed_up_is_not_measured(study: Path, tmp_path: Path) -> None:

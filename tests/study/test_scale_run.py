@@ -108,7 +108,7 @@ def _holds_what_was_measured(file: Path, out: Path) -> None:
 
 def config_of(file: Path, out: Path, *overrides: str) -> RunConfig:
     study = load_study(file, overrides)
-    return tasks_of(study, meshes_of(study, out), out)[0].config
+    return tasks_of(study, meshes_of(study, out, print), out)[0].config
 
 
 def test_a_point_is_as_long_as_the_study_says_and_does_nothing_beside(

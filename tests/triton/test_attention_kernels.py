@@ -9,6 +9,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import triton
+import triton.language as tl
+
 from rlt_dist.ops.attention import attend, attend_within
 from rlt_dist.ops.noise import Noise, WeightMask
 from rlt_dist.ops.reach import Reach
@@ -16,7 +19,9 @@ from rlt_dist.ops.relative import attend_relative as attend_relative_plain
 from rlt_dist.ops.relative_function import attend_relative_within
 from rlt_dist.ops.triton import band, relative
 from rlt_dist.ops.triton.band import attend_band
+from rlt_dist.ops.triton.launch import launch
 from rlt_dist.ops.triton.relative import attend_relative
+from rlt_dist.ops.triton.tiles import start_of
 
 
 @pytest.fixture(autouse=True)
@@ -191,3 +196,16 @@ def test_models_take_the_kernels_where_they_are_asked_for(monkeypatch: pytest.Mo
         assert ("mask" in reach.__dict__) == (masked is None)  # kernels never form one
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def _bytes_to_head(x, found, head_stride):
+    head = tl.program_id(0)
+    start = start_of(x, head, 0, head, head_stride)
+    tl.store(found + head, start.to(tl.int64) - x.to(tl.int64))
+
+
+def test_a_head_may_begin_farther_than_int32_counts() -> None:
+    found = torch.zeros(4, dtype=torch.int64)
+    launch(_bytes_to_head, (4,), torch.zeros(1), found, 2**30)
+    assert found.tolist() == [head * 4 * 2**30 for head in range(4)]

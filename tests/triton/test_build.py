@@ -1,6 +1,7 @@
 """Kernels are compiled without a GPU, and what is unfit about one is said."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("triton")
 
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.ops.choice import size_trouble
 from rlt_dist.ops.triton import kernel_files
 from rlt_dist.ops.triton.build import CHIPS, build_all
 from rlt_dist.ops.triton.shapes import Shapes, shapes_of
@@ -73,6 +75,15 @@ def test_what_is_unfit_is_named(small: str) -> None:
     assert found == {}
 
 
+@pytest.mark.parametrize("width", [128, 64])
+def test_the_longest_window_is_fit(width: int) -> None:
+    """The longest that `ops.choice` lets through."""
+    longest = next(window for window in count(1) if size_trouble(width, window + 1))
+    large = replace(LARGE["48+48"], width=width, window=longest)
+    built = list(build_all(["rlt_dist.ops.triton.window"], large, ["sm_90", "gfx942"]))
+    assert {f"{one.name} for {one.target}": one.trouble for one in built if one.trouble} == {}
+
+
 @pytest.mark.parametrize("name", LARGE)
 def test_every_kernel_is_fit_for_the_published_models(name: str) -> None:
     """No spills, shared memory that a chip has, matrix instructions: see `Built.trouble`."""
@@ -94,6 +105,14 @@ def test_a_configuration_gives_shapes_of_one_process() -> None:
     assert (shared.window, shared.chunk, shared.part, shared.memory) == (8, 1, 64, 512)
     whole_segment = shapes("rlt_48x48", 32000, "model.feedback=0", "recompute.decoder_chunk=auto")
     assert (whole_segment.chunk, whole_segment.part) == (512, 512)
+    of_tokens = shapes("rlt_48x48", 32000, "model.feedback_from=token", "mesh.pipeline=1")
+    assert of_tokens.chunk == 512
+
+
+@pytest.mark.parametrize("of", ["d_head=160", "window=65"])
+def test_sizes_that_no_kernel_has_are_not_built(of: str) -> None:
+    with pytest.raises(UserError, match=rf"kernels have .* at most .*, not {of.split('=')[1]}"):
+        shapes("rlt_48x48", 32000, f"model.{of}")
 
 
 def test_kernels_have_no_float64() -> None:

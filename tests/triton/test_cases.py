@@ -108,5 +108,39 @@ def test_floors_are_those_of_the_kernels_files_counted_by_hand() -> None:
     whole = {case.name: case.floor for case in cases(replace(large, chunk=64))}["memory_forward"]
     assert whole == Floor(37_748_736, 64 * 33_619_968)
     assert whole.microseconds == pytest.approx(7.9, abs=0.05)
+    loop = 64 * (67_106_816 + 2 * 8 * 2048 * 513), 64 * (2 * 8 * 67_106_816 + 4 * 8 * 2048 * 513)
+    assert floors["loop_forward"] == Floor(2 * loop[0], loop[1])
+    assert floors["loop_forward_backward"] == Floor(4 * loop[0], 3 * loop[1])
+    xl = {case.name: case.floor.operations for case in cases(TRANSFORMER_XL)}
+    weights_again, gradients = 2 + 2 + 2, 2 + 2 + 2 + (2 + 2)  # dv, dk, dr; dq by key and distance
+    backward = weights_again + gradients
+    assert xl["relative_forward_backward"] == xl["relative_forward"] / 6 * (6 + backward)
     few = {case.name: case.floor for case in cases(replace(large, kv_heads=2))}
     assert few["memory_forward"] == Floor(4_202_496, 33_619_968)
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("loop_replayed", 1), ("loop_of_chunks", 4)])
+def test_a_part_is_computed_again_all_at_once_and_the_last_is_not(name: str, chunk: int) -> None:
+    """Counted one by one: lane b's documents start at tokens b, b + 29, ..., behind a memory."""
+    shapes = replace(RLT, part=20, memory=7)
+    weights = 16 * (4 * 32 + 2 * 16 + 3 * 24 + 2 * 16)
+
+    def one_pass(tokens: range, chunk: int) -> tuple[int, int]:
+        chunks: dict[tuple[int, int], set[int]] = {}
+        operations = 0
+        for lane in range(shapes.lanes):
+            number = -1
+            for token in tokens:
+                position = (token - lane) % 29 if token >= lane else 7 + token
+                number += token == tokens.start or (chunk > 0 and position % chunk == 0)
+                seen = range(7 + token - min(position, 7), 7 + token + 1)
+                chunks.setdefault((lane, number), set()).update(seen)
+                operations += 2 * weights + 4 * 32 * len(seen)
+        steps = len({number for _, number in chunks})
+        return 4 * (steps * weights + 2 * 16 * sum(map(len, chunks.values()))), operations
+
+    first, last = one_pass(range(20), chunk), one_pass(range(20, 40), chunk)
+    again = one_pass(range(20), 0)
+    (floor,) = (case.floor for case in cases(shapes) if case.name == name)
+    assert floor.bytes == 2 * first[0] + 2 * last[0] + again[0]
+    assert floor.operations == 3 * first[1] + 3 * last[1] + again[1]

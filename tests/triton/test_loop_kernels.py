@@ -66,6 +66,12 @@ def test_more_queries_than_a_block_has_rows() -> None:
     check_memory(tokens=17, heads=4, kv_heads=1, width=4, entries=70, seed=0, lanes=1)
 
 
+def test_a_memory_that_grows_is_split_in_few_ways() -> None:
+    """Each is compiled anew: a lane with one key/value head is the one with most."""
+    ways = {memory.blocks(1, 1, 1, 1, seen) for seen in range(1, 40_000)}
+    assert {blocks.splits for blocks in ways} == {2**i for i in range(10)}
+
+
 def test_a_memory_in_bfloat16_is_multiplied_in_float32() -> None:
     """The interpreter would multiply its bits as integers, and say nothing."""
     check_memory(tokens=2, heads=2, kv_heads=1, width=6, entries=9, seed=0, dtype=torch.bfloat16)

@@ -1,6 +1,7 @@
 """The loop in Triton kernels leaves on a tape what the loop in torch leaves there."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from rlt_dist.ops.reach import segment_positions
+from rlt_dist.ops.recurrence import graphs
 from rlt_dist.ops.recurrence.chunks import plan_chunks
 from rlt_dist.ops.recurrence.function import run_with
 from rlt_dist.ops.recurrence.graphs import At, Steps
@@ -236,6 +238,21 @@ def _by_token(x: Tensor) -> Tensor:
     return moved
 
 
+def test_a_lane_with_fewer_tokens_makes_nobody_read_more_of_a_memory() -> None:
+    """Entries that no token sees hold NaN, which a product with a weight of 0 would let through."""
+    case = replace(RAGGED, past=3, heads=2)
+    tapes = []
+    for unseen in (0.0, float("nan")):
+        plan, operands = problem(case, torch.float32)
+        first = int(plan.ranges()[1].min())
+        assert first > 0
+        for tensor in (tensor for memory in operands.memories for tensor in memory):
+            tensor[:, :, :first] = unseen
+        tapes.append(dict(left(filled(TritonLoop, plan, operands))))
+    for name, tensor in tapes[0].items():
+        assert torch.equal(tapes[1][name], tensor), name
+
+
 # -- steps -------------------------------------------------------------------------------------
 
 
@@ -267,3 +284,52 @@ def test_steps_are_told_where_their_tokens_stand_in_memory_that_stays(
         assert slots.tolist() == chunks.slots[k].get(time).tolist()
     assert all(len(of_count) == 1 for of_count in addresses.values())
     assert all(address % 16 == 0 for of_count in addresses.values() for address in of_count)
+
+
+def test_room_for_a_step_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, empty_like = [], torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda x: made.append(len(x)) or empty_like(x))
+    chunks = plan_chunks(torch.arange(7)[:, None], 3)
+    Steps(chunks, lambda _: None, record=True)(range(len(chunks)))
+    assert made == [5, 3]
+
+
+def test_a_step_that_fails_ends_its_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else whatever a process does next on its GPU fails too."""
+    done = []
+
+    class Graph:
+        def capture_begin(self, **_: object) -> None:
+            done.append("begin")
+
+        def capture_end(self) -> None:
+            done.append("end")
+
+    class Stream(AbstractContextManager):  # type: ignore[type-arg]
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            done.append(f"{self.name} waits for {other.name}")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("here"))
+    monkeypatch.setattr(graphs, "_stream", lambda _: Stream("aside"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    fails = False
+
+    def step(_: At) -> None:
+        if fails:
+            raise RuntimeError("out of memory")
+
+    steps = Steps(plan_chunks(torch.arange(2)[:, None], 1), step, record=True)
+    steps._record = True  # as on a GPU
+    steps([0])
+    done.clear()
+    fails = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        steps([1])
+    assert done == ["aside waits for here", "begin", "end", "here waits for aside"]

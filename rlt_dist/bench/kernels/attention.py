@@ -29,8 +29,8 @@ def cases(shapes: Shapes) -> Iterator[Case]:
         yield from _both("band", shapes, sizes, _band, pairs * 4, pairs * 10)
         return
     sizes += [(keys, *query[2:]), query[2:], query[2:]]
-    yield from _both("relative", shapes, sizes, _relative, pairs * 6, pairs * 18)
-    yield from _both("relative_dropping", shapes, sizes, _dropping, pairs * 6, pairs * 18)
+    yield from _both("relative", shapes, sizes, _relative, pairs * 6, pairs * 16)
+    yield from _both("relative_dropping", shapes, sizes, _dropping, pairs * 6, pairs * 16)
 
 
 def _both(

@@ -31,35 +31,49 @@ _ROTARY_BASE = 10000.0
 def cases(shapes: Shapes) -> Iterator[Case]:
     if shapes.model != "rlt":
         return
-    forward = _floor(shapes)
-    both = Floor(2 * forward.bytes, 3 * forward.operations)
+    forward = _floor(shapes, plan_of(_shape(shapes, shapes.part)))
+    both = _both(forward)
     yield Case("loop_forward", forward, lambda: _made(shapes, gradients=False))
     yield Case("loop_forward_backward", both, lambda: _made(shapes, gradients=True))
     for name, chunk in (("loop_replayed", shapes.chunk), ("loop_of_chunks", _CHUNK)):
         cut = replace(shapes, chunk=min(chunk, shapes.part))
-        once = _floor(cut)
-        floor = Floor(2 * 3 * once.bytes, 2 * 4 * once.operations)
-        yield Case(name, floor, partial(_made, cut, gradients=True, replays=True))
+        yield Case(name, _replayed(cut), partial(_made, cut, gradients=True, replays=True))
 
 
-def _floor(shapes: Shapes) -> Floor:
-    """Forward: every step of a chunk reads the layer's weights and what it sees of the memory.
-
-    Backward reads them once more; products of weights' gradients are formed once for all steps.
-    """
-    steps = -(-shapes.part // shapes.chunk)
+def _floor(shapes: Shapes, plan: Plan) -> Floor:
+    """Forward: every chunk reads the layer's weights and what it sees of the memory."""
+    (tokens, lanes), chunks = plan.position.shape, plan.chunks
     heads, key_values = shapes.heads * shapes.width, shapes.kv_heads * shapes.width
     weights = shapes.d * (4 * heads + 2 * key_values + 3 * shapes.inner + 2 * shapes.d)
-    memory = 2 * shapes.lanes * key_values * (shapes.memory + shapes.chunk)
-    attended = 4 * shapes.lanes * heads * (shapes.memory + 1)
-    size = product_type(shapes).itemsize
+    first, end = plan.ranges()[1], plan.past + torch.arange(1, tokens + 1)[:, None]
+    farthest = torch.full_like(chunks.first, plan.past + tokens)
+    farthest.scatter_reduce_(0, chunks.number, first, reduce="amin")
+    ends = plan.past + chunks.first + chunks.length
+    read = int((ends - farthest)[chunks.length > 0].sum())
+    seen = int((end - first).sum())
     return Floor(
-        size * steps * (weights + memory),
-        shapes.part * (2 * shapes.lanes * weights + attended),
+        product_type(shapes).itemsize * (len(chunks) * weights + 2 * key_values * read),
+        2 * tokens * lanes * weights + 4 * heads * seen,
     )
 
 
-def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
+def _both(forward: Floor) -> Floor:
+    """Backward reads all once more; products of weights' gradients are formed once for all."""
+    return Floor(2 * forward.bytes, 3 * forward.operations)
+
+
+def _replayed(shapes: Shapes) -> Floor:
+    """Of two parts in both directions; the first is computed again, all its tokens at once."""
+    plan = plan_of(_shape(shapes, 2 * shapes.part))
+    plan = replace(plan, position=_documents(plan))
+    first, last = (plan.part(slice(start, start + shapes.part)) for start in (0, shapes.part))
+    again = _floor(shapes, replace(first, feedback=0))
+    done = [_both(_floor(shapes, first)), _both(_floor(shapes, last)), again]
+    return Floor(sum(one.bytes for one in done), sum(one.operations for one in done))
+
+
+def _shape(shapes: Shapes, tokens: int) -> RecurrenceShape:
+    """A layer over so many tokens, behind a full memory."""
     config = RltConfig(
         d_model=shapes.d,
         heads=shapes.heads,
@@ -72,9 +86,12 @@ def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
         memory_len=shapes.memory,
         feedback=shapes.chunk,
     )
-    tokens = 2 * shapes.part if replays else shapes.part
+    return RecurrenceShape(config, shapes.lanes, tokens, shapes.memory)
+
+
+def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
     part: Choice = shapes.part if replays else "none"
-    shape = RecurrenceShape(config, shapes.lanes, tokens, shapes.memory)
+    shape = _shape(shapes, 2 * shapes.part if replays else shapes.part)
     plan, operands = plan_of(shape), operands_of(shape)
     if replays:
         plan = _broken(plan, shapes)
@@ -96,12 +113,16 @@ def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
 
 
 def _broken(plan: Plan, shapes: Shapes) -> Plan:
-    """With documents that start at other tokens of each lane, and dropout."""
+    """With other documents, and dropout."""
+    position = _documents(plan)
+    tables = rotary_tables(position, shapes.width, _ROTARY_BASE, torch.float32)
+    keep = (torch.rand(3, *position.shape, shapes.d) < 0.9) / 0.9
+    return replace(plan, position=position, cos=tables[0], sin=tables[1], masks=[LayerMasks(*keep)])
+
+
+def _documents(plan: Plan) -> Tensor:
+    """Positions [T, B] in documents that start at other tokens of each lane."""
     tokens, lanes = plan.position.shape
     start = torch.arange(tokens) % _DOCUMENT == torch.arange(lanes)[:, None] % _DOCUMENT
-    position, _ = segment_positions(start, torch.full((lanes,), shapes.memory))
-    tables = rotary_tables(position.T, shapes.width, _ROTARY_BASE, torch.float32)
-    keep = (torch.rand(3, tokens, lanes, shapes.d) < 0.9) / 0.9
-    return replace(
-        plan, position=position.T, cos=tables[0], sin=tables[1], masks=[LayerMasks(*keep)]
-    )
+    position, _ = segment_positions(start, torch.full((lanes,), plan.past))
+    return position.T

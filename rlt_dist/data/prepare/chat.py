@@ -27,8 +27,10 @@ from rlt_dist.data.prepare.encode import Encoded
 from rlt_dist.data.prepare.json_lines import BadLine, utf8_of
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 
-_MARKS = {role: f"<|{role}|>\n".encode() for role in ("system", "user", "assistant")}
-_ANSWER = _MARKS["assistant"]
+MARKS = {role: f"<|{role}|>\n".encode() for role in ("system", "user", "assistant")}
+"""What a message begins with, by role; it is encoded apart from the content."""
+
+_ANSWER = MARKS["assistant"]
 _END = b"\xff"
 """Stands for end-of-text until there are tokens: no UTF-8 has this byte."""
 
@@ -54,12 +56,12 @@ def _render_message(message: Any, place: int) -> bytes:
     role, content = (
         (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     )
-    if not isinstance(role, str) or role not in _MARKS:
-        known = ", ".join(map(repr, _MARKS))
+    if not isinstance(role, str) or role not in MARKS:
+        known = ", ".join(map(repr, MARKS))
         raise BadLine(f"message {place} has role {role!r}; it must be one of {known}")
     if not isinstance(content, str):
         raise BadLine(f'message {place} has no string "content"; correct this line')
-    return _MARKS[role] + utf8_of(content, "content") + _END
+    return MARKS[role] + utf8_of(content, "content") + _END
 
 
 def encode_conversations(texts: Sequence[bytes], tokenizer: Tokenizer) -> Encoded:

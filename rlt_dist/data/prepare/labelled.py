@@ -31,12 +31,16 @@ Labelled = tuple[np.ndarray, np.ndarray]
 
 T = TypeVar("T")
 
-_BATCH, _SHARD = 1 << 10, 1 << 14
-"""Documents that are written at once, and of a shard."""
+_BATCH = 1 << 10
+"""Documents that are written at once."""
 
 
 def write_labelled(
-    output: Path, tokenizer: Tokenizer, splits: Mapping[str, Iterable[Labelled]]
+    output: Path,
+    tokenizer: Tokenizer,
+    splits: Mapping[str, Iterable[Labelled]],
+    *,
+    of_shard: int = 1 << 14,
 ) -> CorpusIndex:
     """Make the corpus folder `output`, whole or not at all.
 
@@ -45,6 +49,7 @@ def write_labelled(
     Args:
         splits: the documents of each. A document's target i is the id that is to be predicted
             after its token i, or `UNSCORED`.
+        of_shard: documents of a shard.
 
     Raises:
         UserError: the folder holds something.
@@ -57,7 +62,7 @@ def write_labelled(
         sources: list[tuple[str, int]] = []
         for name, documents in splits.items():
             before = sum(count for _, count in sources)
-            entries[name] = list(_write_split(folder, name, documents, tokenizer, before))
+            entries[name] = list(_write_split(folder, name, documents, tokenizer, before, of_shard))
             sources.append((name, sum(entry.documents for entry in entries[name])))
             if not entries[name]:
                 raise ValueError(f"split {name!r} has no document")
@@ -72,11 +77,16 @@ def write_labelled(
 
 
 def _write_split(
-    folder: Path, split: str, documents: Iterable[Labelled], tokenizer: Tokenizer, ordinal: int
+    folder: Path,
+    split: str,
+    documents: Iterable[Labelled],
+    tokenizer: Tokenizer,
+    ordinal: int,
+    of_shard: int,
 ) -> Iterator[ShardEntry]:
     """Write a split's shards; `ordinal` is its first document's."""
     sizes = tokenizer.byte_lengths()
-    for number, some in enumerate(_batched(documents, _SHARD)):
+    for number, some in enumerate(_batched(documents, of_shard)):
         ordinals = np.arange(ordinal, ordinal + len(some))
         parts = (_joined(part, sizes) for part in _batched(some, _BATCH))
         yield write_documents(folder, f"{split}-{number:06d}", ordinals, parts, tokenizer)

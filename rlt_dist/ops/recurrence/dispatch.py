@@ -33,12 +33,14 @@ class Kind(NamedTuple):
         dtype: of operands.
         products: the type that products are formed in.
         width: of a head; 0: unknown, or there are none.
+        window: entries of RLT's window; 0: unknown, or there is none.
     """
 
     device: str
     dtype: torch.dtype = torch.float32
     products: torch.dtype = torch.float32
     width: int = 0
+    window: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Recurrence:
     Attributes:
         backend: reference is plain autograd; python one Function; native its loop compiled for
             the CPU; triton its loop in kernels for a GPU. auto: on a GPU triton, where it is
-            installed, products are in bfloat16 and heads fit; on a CPU native, where it can be
-            compiled, has whole weights and knows the type; else python, and for a few tokens
-            without a gradient too.
+            installed, products are in bfloat16 and heads and windows fit; on a CPU native, where it
+            can be compiled, has whole weights and knows the type; else python, and for a few
+            tokens without a gradient too.
         decoder_chunk: tokens of a part of a segment that backward computes again; "none": all is
             kept; "auto": all is kept unless it exceeds the budget, else the longest parts that
             fit. The reference always keeps everything.
@@ -80,8 +82,8 @@ class Recurrence:
         """
         if self.backend == "auto" and _is_short(plan):
             return PythonLoop
-        e = operands.e
-        kind = Kind(e.device.type, e.dtype, product_dtype(e), plan.shape.head_width)
+        e, shape = operands.e, plan.shape
+        kind = Kind(e.device.type, e.dtype, product_dtype(e), shape.head_width, shape.window)
         return _loop(self.backend, kind, plan.seam)
 
     def cut(self, plan: Plan, operands: Operands) -> Cut:
@@ -108,13 +110,13 @@ def _is_short(plan: Plan) -> bool:
 def _loop(choice: Backend, kind: Kind, seam: Seam) -> MakeLoop | None:
     if choice == "reference":
         return None
-    device, dtype, products, width = kind
+    device, dtype, products, *sizes = kind
     if choice == "triton":
-        trouble = triton_trouble(device, products, width)
+        trouble = triton_trouble(device, products, *sizes)
         if trouble is not None:
             raise UserError(f"{asker()}: {trouble}")
         return _triton()
-    if choice == "auto" and prefers_triton(device, products, width):
+    if choice == "auto" and prefers_triton(device, products, *sizes):
         return _triton()
     whole, known = seam is WHOLE, device == "cpu" and dtype in _COMPILED
     if choice == "python" or (choice == "auto" and not (whole and known)):

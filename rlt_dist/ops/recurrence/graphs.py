@@ -60,8 +60,9 @@ class Steps:
 
     def _run(self, k: int, count: int) -> None:
         row, is_first = self._table[k, : 2 + count * self._lanes], count not in self._places
-        place = self._places.setdefault(count, torch.empty_like(row))
-        place.copy_(row)
+        if is_first:
+            self._places[count] = torch.empty_like(row)
+        place = self._places[count].copy_(row)
         at = At(place[2:].view(count, -1), place[:1])
         if not self._record:
             self._step(at)
@@ -78,8 +79,10 @@ class Steps:
         with _aside(at.slots.device):
             # Other threads, which read batches or save, may go on with theirs.
             graph.capture_begin(capture_error_mode="thread_local")
-            self._step(at)
-            graph.capture_end()
+            try:
+                self._step(at)
+            finally:  # A capture that never ends fails whatever this process asks for next.
+                graph.capture_end()
         return graph
 
 
@@ -89,9 +92,11 @@ def _aside(device: torch.device) -> Iterator[None]:
     which must not be made while a graph is recorded, or it would go with the graph."""
     here, aside = torch.cuda.current_stream(device), _stream(device)
     aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        yield
-    here.wait_stream(aside)
+    try:
+        with torch.cuda.stream(aside):
+            yield
+    finally:
+        here.wait_stream(aside)
 
 
 @cache

@@ -83,7 +83,9 @@ class _Sight:
         nearest, first = plan.ranges()
         token = torch.arange(len(first), device=first.device)[:, None]
         last = (plan.past + token).expand_as(first)
-        self.nearest, first, last = (padded(x).to(torch.int32) for x in (nearest, first, last))
+        self.nearest = padded(nearest).to(torch.int32)
+        # Padding sees the newest entry alone: with the oldest, its block would read all between.
+        first, last = (torch.cat((x, last[-1:])).to(torch.int32) for x in (first, last))
         of_group = dict(zip(plan.groups, (layer.memory for layer in tape.layers), strict=True))
         read = {
             group: memory.Reading(k.to(dtype), v.to(dtype), first, last)

@@ -62,7 +62,10 @@ class Reading(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Rows (tokens by heads of a group) and entries of a block, programs of a row of blocks."""
+    """Rows (tokens by heads of a group) and entries of a block, programs of a row of blocks.
+
+    All are powers of two, for each that is new is compiled anew.
+    """
 
     rows: int
     keys: int
@@ -103,7 +106,7 @@ def blocks(tokens: int, lanes: int, heads: int, kv_heads: int, seen: int) -> Blo
     keys, warps = (64, 4) if rows == 16 else (32, 8)
     programs = triton.cdiv(queries, rows) * lanes * kv_heads
     splits = max(1, min(triton.cdiv(_PROGRAMS, programs), triton.cdiv(seen, keys)))
-    return Blocks(rows, keys, splits, warps, stages=2)
+    return Blocks(rows, keys, triton.next_power_of_2(splits), warps, stages=2)
 
 
 @triton.jit
@@ -227,23 +230,18 @@ def _memory_reduce(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     here = row * HEADS + head
     taped = (tl.load(index + row) * LANES + row % LANES) * HEADS + head
-    part, column = tl.arange(0, PARTS), tl.arange(0, COLUMNS)
+    part, column = tl.arange(0, SPLITS), tl.arange(0, COLUMNS)
     at = part.to(tl.int64) * rows * HEADS + here
-    most = tl.load(partial_most + at, part < SPLITS, float("-inf"))
+    most = tl.load(partial_most + at)
     largest = tl.max(most, axis=0)
     share = tl.exp2(most - largest)
-    total = tl.sum(share * tl.load(partial_total + at, part < SPLITS, 0.0), axis=0)
+    total = tl.sum(share * tl.load(partial_total + at), axis=0)
     inside = column < WIDTH
-    each = tl.load(
-        partial + at[:, None] * WIDTH + column[None, :],
-        (part < SPLITS)[:, None] & inside[None, :],
-        0.0,
-    )
+    each = tl.load(partial + at[:, None] * WIDTH + column[None, :], inside[None, :], 0.0)
     out = tl.sum(each * (share / total)[:, None], axis=0)
     tl.store(crossed + here * WIDTH + column, out.to(crossed.dtype.element_ty), inside)
     tl.store(crossed_tape + taped * WIDTH + column, out, inside)
@@ -358,18 +356,17 @@ def _memory_reduce_backward(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
-    PARTS: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     here = row * HEADS + head
     place = tl.load(index + row) * LANES + row % LANES
-    part, column = tl.arange(0, PARTS), tl.arange(0, COLUMNS)
+    part, column = tl.arange(0, SPLITS), tl.arange(0, COLUMNS)
     half: tl.constexpr = WIDTH // 2
     inside = column < WIDTH
     own = partial + (part.to(tl.int64) * rows * HEADS + here)[:, None] * WIDTH
-    there = (part < SPLITS)[:, None] & inside[None, :]
-    x = tl.sum(tl.load(own + column[None, :], there, 0.0), axis=0)
-    other = tl.sum(tl.load(own + ((column + half) % WIDTH)[None, :], there, 0.0), axis=0)
+    both = inside[None, :]
+    x = tl.sum(tl.load(own + column[None, :], both, 0.0), axis=0)
+    other = tl.sum(tl.load(own + ((column + half) % WIDTH)[None, :], both, 0.0), axis=0)
     angle = place * half + column % half
     turned = tl.where(column < half, other, -other)
     d = x * tl.load(cos + angle, inside, 0.0) + turned * tl.load(sin + angle, inside, 0.0)
@@ -434,8 +431,7 @@ def _launch_reduction(kernel: Any, index: Tensor, partial: Partial, *arguments: 
     """A program for each token and head."""
     _, rows, heads, width = partial.x.shape
     constants = _heads(index.shape[1], heads, width, partial.blocks)
-    parts = triton.next_power_of_2(partial.blocks.splits)
-    launch(kernel, (rows, heads), index, *arguments, **constants, PARTS=parts)
+    launch(kernel, (rows, heads), index, *arguments, **constants)
 
 
 def _heads(lanes: int, heads: int, width: int, chosen: Blocks) -> dict[str, int]:
@@ -477,10 +473,9 @@ def _builds(shapes: Shapes, name: str, tokens: int) -> Iterator[Build]:
     backward |= dict.fromkeys(("weight_tape", "d_score_tape", "d_crossed_tape"), tape)
     backward |= {**counted, "entries": "i32:16"}
     yield Build(f"memory_backward{name}", _memory_backward, backward, split, *launched)
-    parts = {**heads, "PARTS": triton.next_power_of_2(chosen.splits)}
     reduce = {"index": place, **sums, "crossed": product, "crossed_tape": tape, "log_tape": tape}
     reduce |= {"rows": "i32"}
-    yield Build(f"memory_reduce{name}", _memory_reduce, reduce, parts)
+    yield Build(f"memory_reduce{name}", _memory_reduce, reduce, heads)
     reduce = {"index": place, "partial": tape, "cos": tape, "sin": tape, "dq": product}
     reduce |= {"dq_tape": tape, "rows": "i32"}
-    yield Build(f"memory_reduce_backward{name}", _memory_reduce_backward, reduce, parts)
+    yield Build(f"memory_reduce_backward{name}", _memory_reduce_backward, reduce, heads)

@@ -13,7 +13,7 @@ drawn once, a bit each, and kept for backward: the hash takes longer than the pr
 
 Floor, with n the pairs of a query and a key that it sees, of all lanes and heads: forward moves
 q, k, v, R and the output once and multiplies 6 n w; backward reads these and the output's gradient,
-writes four, and multiplies 18 n w, of which six form weights and their gradients again. (These
+writes four, and multiplies 16 n w, of which six form weights and their gradients again. (These
 kernels multiply 8 n w, and by query, key and distance 14, 12 and 12.) `rlt-dist kernels list` has
 the numbers of a configuration.
 """

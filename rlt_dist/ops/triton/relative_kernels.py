@@ -125,7 +125,7 @@ def relative_forward(
     bits += by_query * tl.cdiv(key_count, 32)
     key = start_of(key, lane, key_lane, head, key_head)
     value = start_of(value, lane, value_lane, head, value_head)
-    relative += head * relative_head
+    relative = start_of(relative, lane, 0, head, relative_head)
     q_u = load_rows(content + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
     q_v = load_rows(position + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
     nearest = tl.load(first + lane * query_count + row, mask=inside, other=key_count)
@@ -200,7 +200,7 @@ def relative_backward_query(
     bits += by_query * tl.cdiv(key_count, 32)
     key = start_of(key, lane, key_lane, head, key_head)
     value = start_of(value, lane, value_lane, head, value_head)
-    relative += head * relative_head
+    relative = start_of(relative, lane, 0, head, relative_head)
     q_u = load_rows(content + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
     q_v = load_rows(position + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
     y = load_rows(output + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
@@ -285,7 +285,7 @@ def relative_backward_key(
     bits += by_query * tl.cdiv(key_count, 32)
     key = start_of(key, lane, key_lane, head, key_head)
     value = start_of(value, lane, value_lane, head, value_head)
-    relative += head * relative_head
+    relative = start_of(relative, lane, 0, head, relative_head)
     k = load_rows(key, column, key_token, key_count, WIDTH, COLUMNS)
     x = load_rows(value, column, value_token, key_count, WIDTH, COLUMNS)
     dk = tl.zeros([KEYS, COLUMNS], tl.float32)
@@ -372,7 +372,7 @@ def relative_backward_relative(
     bits += by_query * tl.cdiv(key_count, 32)
     key = start_of(key, lane, key_lane, head, key_head)
     value = start_of(value, lane, value_lane, head, value_head)
-    relative += head * relative_head
+    relative = start_of(relative, lane, 0, head, relative_head)
     r = load_rows(relative, place, relative_row, key_count, WIDTH, COLUMNS)
     dr = tl.zeros([KEYS, COLUMNS], tl.float32)
     over_queries = tl.zeros([KEYS], tl.float32)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from rlt_dist.config.model import GruConfig, RltConfig, TransformerXLConfig
 from rlt_dist.config.run import RunConfig
+from rlt_dist.ops.choice import size_trouble
 from rlt_dist.util.errors import UserError
 
 Dtype = Literal["bf16", "fp32"]
@@ -27,7 +28,8 @@ class Shapes:
             softmax's head and then its tails.
         dtype: what products are formed in.
         window: RLT's W; 0 for Transformer-XL.
-        chunk: RLT's tokens between feedbacks, at most a segment's; all of them for RLT-0.
+        chunk: RLT's tokens between feedbacks, at most a segment's; all of them where s is not fed
+            back.
         part: RLT's tokens that backward recomputes at a time.
     """
 
@@ -52,13 +54,18 @@ def shapes_of(config: RunConfig, vocabulary: int) -> Shapes:
 
     Raises:
         UserError: train.precision is float64, which kernels have not; the model is a GRU, for
-            which there are none; or see `RunConfig.micro_batch_lanes`.
+            which there are none; heads or the window are larger than theirs; or see
+            `RunConfig.micro_batch_lanes`.
     """
     if config.train.precision == "float64":
         raise UserError("no kernel computes in float64; take train.precision bfloat16 or float32")
     if isinstance(config.bounded_model, GruConfig):
         raise UserError("model.kind gru: there are no kernels for it; torch has its own")
     model, tensor, tokens = config.bounded_model, config.mesh.tensor, config.data.segment
+    window = model.window if isinstance(model, RltConfig) else 0
+    trouble = size_trouble(model.head_width, window)
+    if trouble is not None:
+        raise UserError(f"{trouble}; torch computes this attention")
     part, is_rlt = config.recompute.decoder_chunk, isinstance(model, RltConfig)
     key_value_heads = model.key_value_heads if isinstance(model, RltConfig) else model.heads
     inner = model.ffn if isinstance(model, RltConfig) else model.d_inner
@@ -75,8 +82,8 @@ def shapes_of(config: RunConfig, vocabulary: int) -> Shapes:
         memory=model.memory_len or 0,
         softmaxes=_softmaxes(config, vocabulary),
         dtype="bf16" if config.train.precision == "bfloat16" else "fp32",
-        window=model.window if isinstance(model, RltConfig) else 0,
-        chunk=min(model.feedback or tokens, tokens) if isinstance(model, RltConfig) else 0,
+        window=window,
+        chunk=min(model.chunk or tokens, tokens) if isinstance(model, RltConfig) else 0,
         part=(min(part, tokens) if isinstance(part, int) else tokens) if is_rlt else 0,
     )
 

@@ -34,7 +34,7 @@ def padded_width(width: int) -> int:
 @triton.jit
 def start_of(x, lane, lane_stride, head, head_stride):
     """Where a lane's head begins; a tensor may hold more numbers than int32 counts."""
-    return x + lane.to(tl.int64) * lane_stride + head * head_stride
+    return x + lane.to(tl.int64) * lane_stride + tl.cast(head, tl.int64) * head_stride
 
 
 @triton.jit

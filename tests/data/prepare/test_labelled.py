@@ -30,12 +30,10 @@ def documents(number: int, seed: int = 0) -> list[Labelled]:
 def test_documents_lie_there_with_their_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelled, "_SHARD", 50)
     monkeypatch.setattr(labelled, "_BATCH", 7)
     given = documents(130)
-    written = write_labelled(
-        tmp_path / "out", TOKENIZER, {"train": iter(given), "test": documents(1)}
-    )
+    splits = {"train": iter(given), "test": documents(1)}
+    written = write_labelled(tmp_path / "out", TOKENIZER, splits, of_shard=50)
     corpus = load_corpus(tmp_path / "out")
     assert corpus.fingerprint == written.fingerprint
     train = corpus.split("train")

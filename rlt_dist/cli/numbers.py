@@ -1,0 +1,18 @@
+"""Lists of numbers, as options give them."""
+
+from rlt_dist.util.errors import UserError
+
+
+def parse_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
+    """The numbers of `--option 0,1,2`, each once.
+
+    Raises:
+        UserError: one is no whole number, or less than the least there may be.
+    """
+    try:
+        numbers = tuple(dict.fromkeys(int(number) for number in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < least:
+        raise UserError(f"--{option} {text}: give numbers from {least} on, such as 1,2,4")
+    return numbers

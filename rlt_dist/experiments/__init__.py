@@ -1,0 +1,1 @@
+"""Experiments that a command runs: what the models can do, shown by training them."""

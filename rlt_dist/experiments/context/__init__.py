@@ -1,0 +1,1 @@
+"""How far back models make use of text."""

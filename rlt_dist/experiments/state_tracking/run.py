@@ -1,0 +1,176 @@
+"""The experiment: make the corpus, train a run for each seed, test each, keep what came of it.
+
+OUT/corpora/TASK-...       the programs trained on (see `corpora.py`)
+OUT/runs/NAME              a run folder: one task, model, supervision and seed
+OUT/runs/NAME/scores.jsonl what its tests gave, an object for each
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from os import sched_getaffinity
+from pathlib import Path
+from typing import Any
+
+from rlt_dist.checkpoint.run_folder import METRICS
+from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.flops import flops_per_token
+from rlt_dist.costs.sizes import pass_of
+from rlt_dist.data.prepare.workers import local_workers
+from rlt_dist.experiments.state_tracking.corpora import Corpus
+from rlt_dist.experiments.state_tracking.recipes import Recipe, parameters_of, run_config
+from rlt_dist.experiments.state_tracking.score import Trial, score
+from rlt_dist.experiments.training import Watch, train_side_by_side
+from rlt_dist.tasks.catalogue import TASKS
+from rlt_dist.util.records import append_record, read_records, to_json
+
+SCORES = "scores.jsonl"
+
+CARRYING = ("rlt1", "rlt2")
+"""Models whose state is fed back."""
+
+FED_BACK = (*CARRYING, "token")
+"""Models whose feedback is cut in a second test."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is to be shown.
+
+    Attributes:
+        output: the folder of all that is written.
+        every: the state is supervised after every operation; else after the last one alone.
+        lengths: of the programs tested by, `programs` of each.
+    """
+
+    task: str
+    model: str
+    seeds: tuple[int, ...]
+    output: Path
+    recipe: Recipe
+    every: bool
+    lengths: tuple[int, ...]
+    programs: int
+
+    def run_folder(self, seed: int) -> Path:
+        """Of a seed."""
+        supervised = "every" if self.every else "final"
+        return self.output / "runs" / f"{self.task}-{supervised}-{self.model}-{seed}"
+
+
+def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[str, Any]] | None:
+    """Train and test what is not trained and tested yet.
+
+    Only the main thread may call it.
+
+    Args:
+        watch: told of training.
+        say: told of tests.
+
+    Returns:
+        a row for each seed, length, and with the feedback cut; None: training was asked to stop,
+        and the same call goes on.
+
+    Raises:
+        UserError: there is no program of a length, the recipe makes no model, a seed was begun by
+            another one, or a run has failed.
+    """
+    task, recipe, output = TASKS[experiment.task](), experiment.recipe, experiment.output
+    trials = _trials(experiment)
+    corpus = Corpus(output / "corpora", experiment.task, recipe, experiment.every)
+    sizes = [task.tokens(length) for length in recipe.lengths]
+    given = (recipe, experiment.model, task.tokenizer.vocabulary, sizes)
+    runs = {
+        experiment.run_folder(seed): run_config(
+            experiment.run_folder(seed), corpus.path, seed, *given
+        )
+        for seed in experiment.seeds
+    }
+    corpus.make()
+
+    # Three seeds on two cores share them to the end: one after two would leave a core idle.
+    if not train_side_by_side(list(runs.values()), watch, at_once=2 * _cores()):
+        return None
+    _test(experiment, trials, runs, say)
+    return [
+        row for folder in runs for row in read_records(folder / SCORES) if _trial_of(row) in trials
+    ]
+
+
+def _trials(experiment: Experiment) -> list[Trial]:
+    """The longest, which take longest, first."""
+    cuts = (False, True) if experiment.model in FED_BACK else (False,)
+    return [
+        Trial(experiment.task, length, experiment.programs, _reach(experiment, length), cut)
+        for length in sorted(experiment.lengths, reverse=True)
+        for cut in cuts
+    ]
+
+
+def _reach(experiment: Experiment, length: int) -> int | None:
+    """As in training, where a state is carried on; else to the start of a program of that length.
+
+    Without a state, what is out of reach could not be told by any model.
+
+    Raises:
+        UserError: there is no program of that length.
+    """
+    task, recipe = TASKS[experiment.task](), experiment.recipe
+    whole = task.tokens(length)
+    if experiment.model == "gru":
+        return None
+    if experiment.model in CARRYING and recipe.reach == "trained":
+        return max(map(task.tokens, recipe.lengths))
+    return whole
+
+
+def _trial_of(row: Mapping[str, Any]) -> Trial:
+    return Trial(**{field.name: row[field.name] for field in fields(Trial)})
+
+
+def _test(
+    experiment: Experiment, trials: Sequence[Trial], runs: Mapping[Path, RunConfig], say: Say
+) -> None:
+    """Test runs side by side, in processes of their own; each result is kept as it comes."""
+    facts = {folder: _facts(experiment, config) for folder, config in runs.items()}
+    waiting = [
+        (folder, trial)
+        for trial in trials
+        for folder in runs
+        if trial not in map(_trial_of, read_records(folder / SCORES))
+    ]
+    with local_workers(max(1, min(_cores(), len(waiting)))) as workers:
+        for done, (folder, trial, found) in enumerate(workers.run(score, waiting), 1):
+            row = asdict(trial) | asdict(found) | dict(facts[folder])
+            append_record(folder / SCORES, to_json(row))
+            what = f"{folder.name}, length {trial.length:,}{', feedback cut' * trial.cut}"
+            say(f"[{done}/{len(waiting)}] {what}: {found.headline:.2%}")
+
+
+def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
+    """What a seed's rows have in common: how it was trained, and what that took.
+
+    FLOPs are the model's, forward and backward. Seconds are those of its steps.
+    """
+    recipe, steps = experiment.recipe, config.train.steps
+    vocabulary = TASKS[experiment.task]().tokenizer.vocabulary
+    tokens = steps * config.data.lanes * config.data.segment
+    of_token = flops_per_token(config.model, vocabulary, pass_of(config, vocabulary, recipe.lanes))
+    records = read_records(config.run_folder / METRICS)
+    return {
+        "model": experiment.model,
+        "seed": config.train.seed,
+        "supervised": "every" if experiment.every else "final",
+        "parameters": parameters_of(config.model, vocabulary),
+        "tokens": tokens,
+        "trained_on": steps * config.data.lanes * len(recipe.lengths),
+        "flops": of_token * tokens,
+        "seconds": sum(record["seconds"] for record in records),
+        "recipe": recipe.model_dump(mode="json", exclude={"tested"}),
+        "config": config.model_dump(mode="json", include={"model", "optimizer", "schedule"}),
+    }
+
+
+def _cores() -> int:
+    return len(sched_getaffinity(0))

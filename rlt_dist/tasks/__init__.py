@@ -1,0 +1,1 @@
+"""Tasks with an exact answer after each token, drawn from a seed: pure functions of numbers."""

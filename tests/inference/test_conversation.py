@@ -1,0 +1,196 @@
+"""Conversations: saved, restored, branched and continued as if they had never been put away."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rlt_dist.inference.conversation import Conversation, Speaker, fingerprint
+from rlt_dist.inference.replay import replay
+from rlt_dist.inference.sampling import Sampling
+from rlt_dist.util.errors import UserError
+
+HOT = Sampling(temperature=1.5, top_k=40)
+MODELS = ["rlt1", "rlt2", "xl"]
+
+
+@pytest.fixture
+def speaker(trained: Any) -> Any:
+    """`speaker(name)`: a new one, with the model loaded anew."""
+    return lambda name="rlt1": Speaker(trained(name))
+
+
+def talk(of: Speaker, turns: int = 2, begun: Conversation | None = None) -> Conversation:
+    held = of.begin() if begun is None else begun
+    for turn in range(turns):
+        held = of.tell(held, "user", b"the state of %d" % turn)
+        held, _ = of.reply(held, HOT, 6, seed=turn)
+    return held
+
+
+def same_state(one: Conversation, two: Conversation) -> bool:
+    same_names = one.state.keys() == two.state.keys()
+    return same_names and all(torch.equal(one.state[name], two.state[name]) for name in one.state)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_restored_conversation_goes_on_as_if_it_had_never_been_put_away(
+    speaker: Any, tmp_path: Path, name: str
+) -> None:
+    before = talk(speaker(name))
+    speaker(name).save(before, tmp_path / "talk")
+    other = speaker(name)
+    restored = other.restore(tmp_path / "talk")
+    assert torch.equal(restored.tokens, before.tokens)
+    assert same_state(restored, before)
+    unbroken = talk(speaker(name), 1, before)
+    again = talk(other, 1, restored)
+    assert torch.equal(again.tokens, unbroken.tokens)
+    assert same_state(again, unbroken)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_conversation_branches(speaker: Any, name: str) -> None:
+    of = speaker(name)
+    trunk = talk(of)
+    kept = {key: tensor.clone() for key, tensor in trunk.state.items()}
+    branches = [of.reply(of.tell(trunk, "user", b"go"), HOT, 8, seed)[0] for seed in (0, 1, 0)]
+    assert torch.equal(branches[0].tokens, branches[2].tokens)
+    assert not torch.equal(branches[0].tokens, branches[1].tokens)
+    assert all(torch.equal(trunk.state[key], tensor) for key, tensor in kept.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_changed_weights_are_refused_unless_the_conversation_is_replayed(
+    trained: Any, tmp_path: Path, name: str
+) -> None:
+    held = talk(Speaker(trained(name)))
+    Speaker(trained(name)).save(held, tmp_path / "talk")
+    changed = trained(name)
+    with torch.no_grad():
+        next(changed.model.parameters()).mul_(1.1)
+    other = Speaker(changed)
+    with pytest.raises(UserError, match="other weights"):
+        other.restore(tmp_path / "talk")
+    found, _ = other.reply(other.restore(tmp_path / "talk", replay=True), HOT, 5, 3)
+    anew, _ = other.reply(replace(other.begin(), tokens=held.tokens), HOT, 5, 3)
+    assert same_state(found, anew)
+    assert not same_state(found, talk(Speaker(trained(name))))
+
+
+def test_other_choices_are_another_model(trained: Any, tmp_path: Path) -> None:
+    held = talk(Speaker(trained("rlt1")))
+    Speaker(trained("rlt1")).save(held, tmp_path / "talk")
+    with pytest.raises(UserError, match="other choices"):
+        Speaker(trained("rlt1", memory_len=20)).restore(tmp_path / "talk")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_that_move_meanwhile_are_noticed(trained: Any, tmp_path: Path, name: str) -> None:
+    model = trained(name)
+    of = Speaker(model)
+    held = talk(of)
+    model.model.load_state_dict(model.model.state_dict())
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        talk(of, 1, held)
+    with pytest.raises(RuntimeError, match="weights have changed"):
+        of.save(held, tmp_path / "talk")
+
+
+@pytest.mark.parametrize("name", ["rlt1", "rlt2"])
+def test_a_reply_can_be_replayed(trained: Any, name: str) -> None:
+    model = trained(name)
+    of = Speaker(model)
+    held, episode = of.reply(of.tell(talk(of), "user", b"and on"), HOT, 9, 0)
+    found = replay(model.model, model.config, [episode])
+    assert (found.log_probabilities - found.recorded).abs().max() <= 1e-12
+    assert torch.equal(held.tokens[: len(episode.tokens)], episode.tokens)
+
+
+def test_messages_follow_the_template(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained("rlt1")
+    said = iter(b"yes")
+
+    def logits(_: torch.Tensor) -> torch.Tensor:
+        scores = torch.zeros(1, 257)
+        scores[0, next(said, 256)] = 100.0
+        return scores
+
+    monkeypatch.setattr(model.model, "logits", logits)
+    of = Speaker(model)
+    asked = of.tell(of.tell(of.begin(), "system", b"be brief"), "user", b"is it?")
+    held, episode = of.reply(asked, Sampling(), 20, 0)
+    assert of.text(episode) == b"yes"
+    parts = [b"<|system|>\nbe brief", b"<|user|>\nis it?", b"<|assistant|>\nyes", b""]
+    expected = [token for part in parts for token in (*part, 256)][:-1]
+    assert held.tokens.tolist() == expected
+    # All but the last token, its end, has been read; that is read before anything is said.
+    assert held.unread.tolist() == [256]
+    with pytest.raises(UserError, match="no role 'robot'"):
+        of.tell(held, "robot", b"")
+
+
+def test_a_reply_that_is_cut_off_is_ended(speaker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = speaker("rlt1")
+    monkeypatch.setattr(of._frozen, "logits", lambda _: torch.eye(257)[None, 65] * 100)
+    held, episode = of.reply(of.tell(of.begin(), "user", b"x"), Sampling(), 3, 0)
+    assert of.text(episode) == b"AAA"
+    assert held.tokens[-4:].tolist() == [65, 65, 65, 256]
+    assert held.unread.tolist() == [65, 256]
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "text", "other tensors", "another tokenizer"])
+def test_what_is_no_conversation_is_refused(
+    speaker: Any, tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of, path = speaker("rlt1"), tmp_path / "talk"
+    if wrong == "text":
+        path.write_text("hello")
+    if wrong == "other tensors":
+        save_file({"tokens": torch.zeros(3)}, path)
+    if wrong == "another tokenizer":
+        of.save(talk(of), path)
+        monkeypatch.setattr(Speaker, "_tokenizer", "0123")
+    with pytest.raises(UserError, match=r"talk: (no such file|is no conversation|is in the tok)"):
+        of.restore(path)
+
+
+def test_the_fingerprint_is_of_every_weight_and_of_the_precision(trained: Any) -> None:
+    model = trained("rlt1")
+    seen = {fingerprint(model)}
+    assert fingerprint(trained("rlt1")) in seen
+    for parameter in model.model.parameters():
+        with torch.no_grad():
+            parameter.view(-1)[-1] += 1e-9
+        seen.add(fingerprint(model))
+    assert len(seen) == 1 + len(list(model.model.parameters()))
+    train = model.config.train.model_copy(update={"precision": "float32"})
+    other = replace(model, config=model.config.model_copy(update={"train": train}))
+    assert fingerprint(other) not in seen
+
+
+def test_the_command_talks_saves_branches_and_replays(
+    command: Any, is_one_error: Any, run_of: Any, tmp_path: Path
+) -> None:
+    run, talk, branch = run_of("rlt1"), tmp_path / "talk", tmp_path / "branch"
+    more = ["--tokens", 6, "--temperature", 1.2]
+    code, out, _ = command("chat", run, "--say", "the lane", "--session", talk, *more)
+    assert code == 0
+    assert out
+    first = load_file(talk)
+    _, one, _ = command("chat", run, "--say", "on", "--session", talk, "--branch", branch, *more)
+    assert load_file(talk).keys() == first.keys()
+    assert all(torch.equal(tensor, first[name]) for name, tensor in load_file(talk).items())
+    _, two, _ = command("chat", run, "--say", "on", "--session", talk, *more)
+    assert one == two
+    _, both, _ = command("chat", run, "--say", "the lane", "--say", "on", *more)
+    assert both == out + two
+    older = run / "checkpoints" / "step-00000020"
+    code, _, _ = command("chat", older, "--say", "on", "--session", branch, "--replay", *more)
+    assert code == 0
+    is_one_error(command("chat", run, "--say", "x", "--replay"), "--session")
+    system = ["--system", "be brief", "--session", talk]
+    is_one_error(command("chat", run, "--say", "x", *system), "has begun already")

@@ -1,0 +1,44 @@
+"""Mistakes in a study's file, each one line that names the file and the key."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlt_dist.study.grid import load_study
+from rlt_dist.util.errors import UserError
+
+LONG = "x" * 100
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"overrides": "data.lanes=4"}, "overrides: Input should be a valid list"),
+        ({"vary": {"feedback": {4: ["model.feedback=4"]}}}, 'feedback: the key 4 .*quote it.* "4"'),
+        ({"vary": {4: {"a": []}}}, 'vary: the key 4 is no text; quote it, as in "4"'),
+        ({"cluster": "none.yaml"}, "cluster: .*none.yaml: no such file"),
+        ({"config": "none.yaml"}, "config: .*none.yaml: no such file"),
+        ({"vary": {"mesh": {"a": []}}}, "vary.mesh: is a column of points.csv"),
+        ({"vary": {"nodes": {"a": []}}}, "vary.nodes: is a column of points.csv"),
+        ({"vary": {"error_of_seconds": {"a": []}}}, "vary.error_of_seconds: is a column"),
+        ({"vary": {"measured_mfu": {"a": []}}}, "vary.measured_mfu: is a column of points.csv"),
+        ({"vary": {LONG: {LONG: []}}}, "209 characters name a folder; .* at most 200"),
+        (
+            {"vary": {"a": {"1.b=2": [], "1": []}, "b": {"2": [], "2.b=2": []}}},
+            "2 points are named a=1.b=2.b=2.nodes=1; take other labels",
+        ),
+        ({"overrides": ["train.steps=4"]}, "train.steps=4: is the study's `steps`"),
+        ({"overrides": ["run_folder=x"]}, "run_folder=x: is that of a point"),
+        ({"vary": {"a": {"b": ["train.cluster=x"]}}}, "train.cluster=x: is the study's `cluster`"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    make_study: Callable[..., Path], tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
+    file = make_study(tmp_path, **keys)
+    with pytest.raises(UserError, match=said) as error:
+        load_study(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert "\n" not in str(error.value)
