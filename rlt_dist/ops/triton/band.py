@@ -31,6 +31,7 @@ from rlt_dist.ops.triton.launch import launch
 from rlt_dist.ops.triton.shapes import Shapes
 from rlt_dist.ops.triton.tiles import (
     LOG2_E,
+    keys_of,
     load_rows,
     on_amd,
     padded_width,
@@ -199,12 +200,12 @@ def band_forward(
         WIDTH,
         COLUMNS,
     )
-    nearest = tl.load(first + lane * query_count + row, mask=row < query_count, other=key_count)
+    nearest, start, stop = keys_of(
+        first + lane * query_count, row, begin, query_count, key_count, QUERIES, KEYS
+    )
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sums = tl.zeros([QUERIES, COLUMNS], tl.float32)
-    start = tl.min(nearest, axis=0) // KEYS * KEYS
-    stop = tl.minimum(key_count, key_count - query_count + begin + QUERIES)
     for block in range(start, stop, KEYS):
         column = block + tl.arange(0, KEYS)
         k = load_rows(key, column, key_token, key_count, WIDTH, COLUMNS)
@@ -273,10 +274,10 @@ def band_backward_query(
     log = tl.load(logs + by_query, mask=inside, other=0.0)
     mean = tl.sum(y * dy, axis=1)
     tl.store(means + by_query, mean, mask=inside)
-    nearest = tl.load(first + lane * query_count + row, mask=inside, other=key_count)
+    nearest, start, stop = keys_of(
+        first + lane * query_count, row, begin, query_count, key_count, QUERIES, KEYS
+    )
     dq = tl.zeros([QUERIES, COLUMNS], tl.float32)
-    start = tl.min(nearest, axis=0) // KEYS * KEYS
-    stop = tl.minimum(key_count, key_count - query_count + begin + QUERIES)
     for block in range(start, stop, KEYS):
         column = block + tl.arange(0, KEYS)
         k = load_rows(key, column, key_token, key_count, WIDTH, COLUMNS)

@@ -27,6 +27,7 @@ from torch import Tensor
 from rlt_dist.ops.triton.build import Build
 from rlt_dist.ops.triton.launch import launch
 from rlt_dist.ops.triton.shapes import Shapes
+from rlt_dist.ops.triton.tiles import some_columns, whole_row
 
 _COLUMNS = 1024
 """Columns of a program where columns do not meet."""
@@ -98,7 +99,7 @@ def residual_norm(
         _residual_norm,
         (index.numel(),),
         *(index, source, out, mask, None if ends else x, y_tape, *normed, eps),
-        **_row(d),
+        **whole_row(d),
         D=d,
         LANES=index.shape[1],
         GATHER=source.dim() == 3,
@@ -169,7 +170,7 @@ def residual_norm_backward(
         (index.numel(),),
         *(index, source, *(norm or (None, None, None)), None if ends else mask),
         *(dx, dx_tape, *outs),
-        **_row(d),
+        **whole_row(d),
         D=d,
         LANES=index.shape[1],
         GATHER=source.dim() == 3,
@@ -209,7 +210,7 @@ def swiglu(index: Tensor, gate_up: Tensor, gate_up_tape: Tensor, hidden: Tensor)
         hidden: [C B, f], written.
     """
     f = hidden.shape[-1]
-    constants = _columns(f)
+    constants = some_columns(f, _COLUMNS)
     grid = (index.numel(), triton.cdiv(f, constants["BLOCK"]))
     launch(
         *(_swiglu, grid, index, gate_up, gate_up_tape, hidden),
@@ -259,7 +260,7 @@ def swiglu_backward(
             written.
     """
     f = d_hidden.shape[-1]
-    constants = _columns(f)
+    constants = some_columns(f, _COLUMNS)
     grid = (index.numel(), triton.cdiv(f, constants["BLOCK"]))
     launch(
         *(_swiglu_backward, grid, index, d_hidden, gate_up_tape, d_gate_up, d_tape),
@@ -269,25 +270,12 @@ def swiglu_backward(
     )
 
 
-def _row(d: int) -> dict[str, int]:
-    """A program has a whole row: up to 8192 columns at most 16 numbers of it a thread.
-
-    Twice as many fit too; of rows longer than 16384 backward spills 16 bytes a thread on sm_90.
-    """
-    block = triton.next_power_of_2(d)
-    return {"BLOCK": block, "warps": min(16, max(4, block // 512))}
-
-
-def _columns(f: int) -> dict[str, int]:
-    return {"BLOCK": min(_COLUMNS, triton.next_power_of_2(f)), "warps": 4}
-
-
 def builds(shapes: Shapes) -> Iterator[Build]:
     """Where a sublayer follows another, without dropout."""
     if shapes.model != "rlt":
         return
     product, tape, lanes = f"*{shapes.dtype}", "*fp32", {"LANES": shapes.lanes}
-    row, columns = _row(shapes.d), _columns(shapes.inner)
+    row, columns = whole_row(shapes.d), some_columns(shapes.inner, _COLUMNS)
     of_row = {"D": shapes.d, "GATHER": False, "BLOCK": row["BLOCK"], **lanes}
     forward = {"index": "*i64", "source": tape, "out": product, "x_to": tape, "n_to": product}
     forward |= {"n_tape": tape, "scale_tape": tape, "eps": "fp32"}

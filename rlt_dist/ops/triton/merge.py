@@ -29,9 +29,19 @@ from torch import Tensor
 from rlt_dist.ops.triton.build import Build
 from rlt_dist.ops.triton.launch import launch
 from rlt_dist.ops.triton.shapes import Shapes
+from rlt_dist.ops.triton.tiles import some_columns, whole_row
 
 _COLUMNS = 256
 """Columns of a program where columns do not meet."""
+
+
+@triton.jit
+def _fed_by(chunk, facts, chunks, lane, LANES: tl.constexpr):
+    """Where a lane's facts of a chunk lie, and the facts: see above."""
+    at = tl.load(chunk) * LANES + lane
+    first = tl.load(facts + at).to(tl.int64)
+    fresh = tl.load(facts + chunks * LANES + at)
+    return at, first, fresh, tl.load(facts + 2 * chunks * LANES + at)
 
 
 @triton.jit
@@ -51,10 +61,7 @@ def _boundary_norm(
     BLOCK: tl.constexpr,
 ):
     lane = tl.program_id(0).to(tl.int64)
-    at = tl.load(chunk) * LANES + lane
-    first = tl.load(facts + at).to(tl.int64)
-    fresh = tl.load(facts + chunks * LANES + at)
-    start = tl.load(facts + 2 * chunks * LANES + at)
+    at, first, fresh, start = _fed_by(chunk, facts, chunks, lane, LANES)
     column = tl.arange(0, BLOCK)
     inside, own = column < D, lane * D + column
     # Two of the three are zeros. (The interpreter cannot take one truth for a block's.)
@@ -93,7 +100,7 @@ def boundary_norm(
         _boundary_norm,
         (lanes,),
         *(chunk, facts, s, initial, boundary, r, *tape, eps, facts.shape[1]),
-        **_row(d),
+        **whole_row(d),
         D=d,
         LANES=lanes,
     )
@@ -151,7 +158,7 @@ def merge(
         added: float32 [C B, d], written.
     """
     d = added.shape[-1]
-    constants = _columns(d)
+    constants = some_columns(d, _COLUMNS)
     launch(
         _merge,
         (index.numel(), triton.cdiv(d, constants["BLOCK"])),
@@ -229,7 +236,7 @@ def merge_backward(
         dgate_e: float32 [T + 1, B, d'], written at the chunk's tokens.
         dfed, dfed_tape: [B, 2 d'] in the type of products, and float32 [K, B, 2 d']; written.
     """
-    constants = _columns(own := gate_e.shape[-1])
+    constants = some_columns(own := gate_e.shape[-1], _COLUMNS)
     launch(
         _merge_backward,
         (index.shape[1], triton.cdiv(own, constants["BLOCK"])),
@@ -259,10 +266,7 @@ def _boundary_norm_backward(
     BLOCK: tl.constexpr,
 ):
     lane = tl.program_id(0).to(tl.int64)
-    at = tl.load(chunk) * LANES + lane
-    first = tl.load(facts + at).to(tl.int64)
-    fresh = tl.load(facts + chunks * LANES + at)
-    start = tl.load(facts + 2 * chunks * LANES + at)
+    at, first, fresh, start = _fed_by(chunk, facts, chunks, lane, LANES)
     column = tl.arange(0, BLOCK)
     inside, own = column < D, lane * D + column
     d = tl.load(dr + own, inside, 0.0).to(tl.float32)
@@ -298,23 +302,10 @@ def boundary_norm_backward(
         _boundary_norm_backward,
         (lanes,),
         *(chunk, facts, dr, *tape, ds, dinitial, dboundary, facts.shape[1]),
-        **_row(d),
+        **whole_row(d),
         D=d,
         LANES=lanes,
     )
-
-
-def _row(d: int) -> dict[str, int]:
-    """A program has a whole row: up to 8192 columns at most 16 numbers of it a thread.
-
-    Twice as many fit too; of rows longer than 16384 backward spills 8 bytes a thread on sm_90.
-    """
-    block = triton.next_power_of_2(d)
-    return {"BLOCK": block, "warps": min(16, max(4, block // 512))}
-
-
-def _columns(d: int) -> dict[str, int]:
-    return {"BLOCK": min(_COLUMNS, triton.next_power_of_2(d)), "warps": 4}
 
 
 def builds(shapes: Shapes) -> Iterator[Build]:
@@ -322,7 +313,7 @@ def builds(shapes: Shapes) -> Iterator[Build]:
     if shapes.model != "rlt":
         return
     d, product, tape, place = shapes.d, f"*{shapes.dtype}", "*fp32", "*i64"
-    row, columns, lanes = _row(d), _columns(d), {"LANES": shapes.lanes}
+    row, columns, lanes = whole_row(d), some_columns(d, _COLUMNS), {"LANES": shapes.lanes}
     of_row = {"D": d, "BLOCK": row["BLOCK"], **lanes}
     of_columns = {"D": d, "OWN": d, "START": 0, "BLOCK": columns["BLOCK"], **lanes}
     facts = {"chunk": place, "facts": "*i32"}

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from rlt_dist.ops.triton.tiles import (
     LOG2_E,
+    keys_of,
     load_rows,
     product,
     softmax_step,
@@ -128,9 +129,9 @@ def relative_forward(
     relative = start_of(relative, lane, 0, head, relative_head)
     q_u = load_rows(content + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
     q_v = load_rows(position + by_head, row, HEADS * WIDTH, query_count, WIDTH, COLUMNS)
-    nearest = tl.load(first + lane * query_count + row, mask=inside, other=key_count)
-    start = tl.min(nearest, axis=0) // KEYS * KEYS
-    stop = tl.minimum(key_count, key_count - query_count + begin + QUERIES)
+    nearest, start, stop = keys_of(
+        first + lane * query_count, row, begin, query_count, key_count, QUERIES, KEYS
+    )
     place = query_count - begin - QUERIES + step  # rows of R in the low half for key 0
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -208,9 +209,9 @@ def relative_backward_query(
     log = tl.load(logs + by_query + row, mask=inside, other=0.0)
     mean = tl.sum(y * dy, axis=1)
     tl.store(means + by_query + row, mean, mask=inside)
-    nearest = tl.load(first + lane * query_count + row, mask=inside, other=key_count)
-    start = tl.min(nearest, axis=0) // KEYS * KEYS
-    stop = tl.minimum(key_count, key_count - query_count + begin + QUERIES)
+    nearest, start, stop = keys_of(
+        first + lane * query_count, row, begin, query_count, key_count, QUERIES, KEYS
+    )
     place = query_count - begin - QUERIES + step
     dq = tl.zeros([QUERIES, COLUMNS], tl.float32)
     for block in tl.range(start, stop, KEYS, disable_licm=True):

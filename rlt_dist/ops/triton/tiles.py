@@ -31,6 +31,21 @@ def padded_width(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
+def whole_row(d: int) -> dict[str, int]:
+    """A program has a whole row: up to 8192 columns at most 16 numbers of it a thread.
+
+    Twice as many fit too; of rows longer than 16384 backward kernels spill 8 or 16 bytes a thread
+    on sm_90.
+    """
+    block = triton.next_power_of_2(d)
+    return {"BLOCK": block, "warps": min(16, max(4, block // 512))}
+
+
+def some_columns(count: int, most: int) -> dict[str, int]:
+    """A program has some columns of rows whose columns do not meet, at most so many."""
+    return {"BLOCK": min(most, triton.next_power_of_2(count)), "warps": 4}
+
+
 @triton.jit
 def start_of(x, lane, lane_stride, head, head_stride):
     """Where a lane's head begins; a tensor may hold more numbers than int32 counts."""
@@ -59,6 +74,22 @@ def store_rows(base, row, stride, count, x, WIDTH: tl.constexpr, COLUMNS: tl.con
 def product(x, y, PRODUCT: tl.constexpr):
     """x y in float32, of operands rounded to PRODUCT; float32 ones are multiplied as they are."""
     return tl.dot(x.to(PRODUCT), y.to(PRODUCT), input_precision="ieee")
+
+
+@triton.jit
+def keys_of(first, row, begin, query_count, key_count, QUERIES: tl.constexpr, KEYS: tl.constexpr):
+    """The nearest key that each query of a block may see, and where blocks of such keys lie.
+
+    Args:
+        first: of a lane, [query_count].
+        row: the queries, begin .. begin + QUERIES - 1. The last key is the last query's own.
+
+    Returns:
+        [QUERIES], beyond all keys where there is no query; the first block's start, and the end.
+    """
+    nearest = tl.load(first + row, mask=row < query_count, other=key_count)
+    start = tl.min(nearest, axis=0) // KEYS * KEYS
+    return nearest, start, tl.minimum(key_count, key_count - query_count + begin + QUERIES)
 
 
 @triton.jit
