@@ -115,13 +115,11 @@ def _reached(results: "Sequence[Result]", target: float) -> bool:
 
 
 def _show(results: "Sequence[Result]", scope: "Scope") -> None:
-    from rich.console import Console
+    from rlt_dist.cli.console import console
 
-    console = Console()
-    # Off a terminal rich assumes 80 columns, which would cut numbers.
-    width = None if console.is_terminal else 160
+    shown = console()
     for table in (_lengths(results), _by_context(results, scope), _by_memory(results)):
-        console.print(table, width=width)
+        shown.print(table)
 
 
 def _lengths(results: "Sequence[Result]") -> "Table":

@@ -105,9 +105,9 @@ def state_tracking(
 
 def _show(experiment: "Experiment", rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
+    from rlt_dist.cli.console import console
     from rlt_dist.experiments.state_tracking.results import summaries
     from rlt_dist.util.records import to_json
 
@@ -115,9 +115,6 @@ def _show(experiment: "Experiment", rows: Sequence[dict[str, Any]], *, as_json: 
         for row in rows:
             typer.echo(to_json(row))
         return
-    console = Console()
-    if not console.is_terminal:  # where rich assumes 80 columns, which would cut numbers
-        console = Console(width=160)
     one = rows[0]
     typer.echo(
         f"{experiment.task}, {experiment.model}, {one['supervised']} state supervised, "
@@ -131,5 +128,5 @@ def _show(experiment: "Experiment", rows: Sequence[dict[str, Any]], *, as_json: 
         shares = (each.mean, each.spread, each.least, each.most, each.prefix, each.whole)
         cut = "feedback cut" if each.cut else ""
         table.add_row(f"{each.length:,}", cut, *(f"{100 * share:.2f}" for share in shares))
-    console.print(table)
+    console().print(table)
     typer.echo(f"in percent; rows and plots are in {experiment.output}")

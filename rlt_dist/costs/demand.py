@@ -14,9 +14,6 @@ from rlt_dist.ops.cross_entropy import block_tokens
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 from rlt_dist.util.errors import UserError
 
-_STEPS = (Kind.DECODE, Kind.DECODE_BACKWARD)
-"""What the compiled loop does, in one call for consecutive steps."""
-
 
 class Demand(NamedTuple):
     """Attributes:

@@ -150,9 +150,7 @@ def projections(share: StackShare, own: Pass) -> list[Product]:
 
 def softmaxes(share: StackShare, own: Pass) -> list[Product]:
     """Logits of all of them."""
-    d = share.config.d_model
-    widths = share.widths if share.narrowed else [d] * len(share.words)
-    sizes = zip(chosen(own), widths, share.words, strict=True)
+    sizes = zip(chosen(own), share.widths, share.words, strict=True)
     return [product for size in sizes for product in softmax_products(*size)]
 
 

@@ -76,11 +76,11 @@ def cancel(run_folder: Path) -> list[Active]:
     Raises:
         UserError: there is none that waits or runs, or Slurm refuses.
     """
-    (status,) = statuses([run_folder])
     jobs = active_jobs(run_folder)
-    if not jobs and status.active:
-        raise UserError(f"{run_folder}: {status.why}; stop it there with Ctrl-C")
     if not jobs:
+        (status,) = statuses([run_folder])
+        if status.active:
+            raise UserError(f"{run_folder}: {status.why}; stop it there with Ctrl-C")
         why = f": {status.why}" if status.why else ""
         raise UserError(f"{run_folder}: nothing to cancel, it is {status.state}{why}")
     for job in jobs:  # First: the job looks for it when it decides whether it goes on.

@@ -157,7 +157,7 @@ def _status(run_folder: Path, job: Path | None, answer: _Answer) -> Status:
     known, trouble = answer
     job_id = _job_id(job)
     queued = known.get(job_id or "")
-    state, why, active = _state(run_folder, job, queued, trouble)
+    state, why, active = _state(run_folder, job, job_id, queued, trouble)
     last = last_record(run_folder / METRICS)
     checkpoint, saved = _newest_checkpoint(run_folder)
     begun = _begun(job)
@@ -197,7 +197,11 @@ def _begun(job: Path | None) -> list[Begun]:
 
 
 def _state(
-    run_folder: Path, job: Path | None, queued: slurm.Queued | None, trouble: str | None
+    run_folder: Path,
+    job: Path | None,
+    job_id: str | None,
+    queued: slurm.Queued | None,
+    trouble: str | None,
 ) -> tuple[str, str | None, bool]:
     """State, why, and whether it runs or may yet."""
     if queued is not None and queued.active:
@@ -205,20 +209,20 @@ def _state(
     here = holder(run_folder)
     if here is not None:
         return "running", here, True
-    if job is not None and _job_id(job) is None:
+    if job is not None and job_id is None:
         return "unknown", unanswered(job), False
-    if _job_id(job) == LOCAL and (supervisor := supervisor_of(job)) is not None:
+    if job_id == LOCAL and (supervisor := supervisor_of(job)) is not None:
         return "running", f"process {supervisor} supervises it here", True
     how, why = _ending(run_folder, job)
     if queued is not None and queued.state not in ("COMPLETED", "FAILED"):
         return queued.state.lower(), why, False
     if how in _FINAL:
         return how, why, False
-    if trouble is not None and _job_id(job) not in (None, LOCAL):
+    if trouble is not None and job_id not in (None, LOCAL):
         return "unknown", trouble, False
     if job is not None and (job / CANCELLED).is_file():
         return "cancelled", why, False
-    if how == "lost" and (job_id := _job_id(job)) not in (None, LOCAL):
+    if how == "lost" and job_id is not None and job_id != LOCAL:
         why = slurm.last_word(job_id, queued)
     return how, why, False
 

@@ -222,7 +222,8 @@ def _submit_array(
     array = ",".join(map(str, tasks))
     wanted = Wanted(job, template, *current_code(), array=array, once=tuple(once))
     configs = {number: task.config for number, task in tasks.items()}
-    job_id, waits = submit(make_ready(wanted, configs, _room(study, nodes)))
+    # `_fitting` has compared them with their checkpoints.
+    job_id, waits = submit(make_ready(wanted, configs, _room(study, nodes), compare=False))
     if waits is not None:
         say(waits)
     return job_id

@@ -82,8 +82,8 @@ def _band(shapes: Shapes) -> tuple[Attend, Attend]:
 
 
 def _dropping(shapes: Shapes) -> tuple[Attend, Attend]:
-    streams = Noise(0, 0, torch.arange(shapes.lanes)).lane_streams("attn.weights", 0)
-    return _relative(shapes, WeightMask(streams, 0.1, range(shapes.heads), shapes.heads))
+    noise, heads = Noise(0, 0, torch.arange(shapes.lanes)), shapes.heads
+    return _relative(shapes, noise.weight_mask(0.1, "attn.weights", 0, range(heads), heads))
 
 
 def _relative(shapes: Shapes, dropped: WeightMask | None = None) -> tuple[Attend, Attend]:

@@ -41,7 +41,6 @@ class Summary:
 
     length: int
     cut: bool
-    seeds: int
     mean: float
     spread: float
     least: float
@@ -65,7 +64,6 @@ def summaries(rows: Iterable[Row]) -> list[Summary]:
             Summary(
                 length=length,
                 cut=cut,
-                seeds=len(some),
                 mean=fmean(values),
                 spread=pstdev(values),
                 least=min(values),

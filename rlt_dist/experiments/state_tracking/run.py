@@ -134,12 +134,8 @@ def _test(
 ) -> None:
     """Test runs side by side, in processes of their own; each result is kept as it comes."""
     facts = {folder: _facts(experiment, config) for folder, config in runs.items()}
-    waiting = [
-        (folder, trial)
-        for trial in trials
-        for folder in runs
-        if trial not in map(_trial_of, read_records(folder / SCORES))
-    ]
+    known = {folder: [*map(_trial_of, read_records(folder / SCORES))] for folder in runs}
+    waiting = [(folder, trial) for trial in trials for folder in runs if trial not in known[folder]]
     with local_workers(max(1, min(_cores(), len(waiting)))) as workers:
         for done, (folder, trial, found) in enumerate(workers.run(score, waiting), 1):
             row = asdict(trial) | asdict(found) | dict(facts[folder])
