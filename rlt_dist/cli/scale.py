@@ -67,8 +67,8 @@ def calibrate(
 ) -> None:
     """Measure this machine and write its cluster file: what predictions for it are made from.
 
-    Small models are trained on random tokens, alone and two ranks at once, and messages are
-    exchanged. What else the machine does meanwhile goes into the figures.
+    Small models are trained on random tokens, by one rank, by two and by four at once, and messages
+    are exchanged. What else the machine does meanwhile goes into the figures.
 
     Example: `rlt-dist scale calibrate --output configs/clusters/local.yaml`
     """

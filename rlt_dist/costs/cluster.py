@@ -56,6 +56,9 @@ class ClusterConfig(Strict):
     is its own."""
     contention: PositiveFloat = 1.0
     """Times as long that work takes while every core is busy; matters with `cores` alone."""
+    crowding: PositiveFloat = 1.0
+    """Times as long, its smaller share of a core apart, while ranks outnumber the cores: they take
+    turns, and find others' data in the caches."""
     memory: PositiveInt
     """Bytes."""
     reserved: PositiveInt
@@ -75,6 +78,9 @@ class ClusterConfig(Strict):
     collectives: dict[Members, PositiveFloat] = Field(default_factory=dict)
     """Seconds of a collective of short messages, among `2 of 4` ranks of a run for example, where
     it was measured; empty: what latencies make."""
+    bandwidths: dict[Members, PositiveFloat] = Field(default_factory=dict)
+    """Bytes per second that a rank sends in a collective of long messages, likewise: ranks that
+    share cores share what copies messages; empty: the link's."""
     rates: dict[str, RateConfig] = Field(default_factory=dict)
     """By kind of work, what was measured of it in place of peaks and bandwidth."""
     sources: dict[str, str]

@@ -81,7 +81,8 @@ def changed(run: Run, choices: Choices, axes: Axes) -> Run:
     # What is asked of a mesh is asked of the new one.
     content["mesh"] = asdict(axes)
     config = validate(content, RunConfig, str(axes))
-    return run_of(config, run.vocabulary, axes, run.own.seen, compiled=run.compiled)
+    given = {"compiled": run.compiled, "apart": run.own.apart}
+    return run_of(config, run.vocabulary, axes, run.own.seen, **given)
 
 
 _Choices = dict[str, int | bool]

@@ -77,19 +77,23 @@ def looped_share(
 
 @dataclass(frozen=True)
 class Step:
-    """One chunk step: the tokens first .. first + count - 1 of the segment, and its part."""
+    """One chunk step: the tokens first .. first + count - 1 of the segment, and its part.
+
+    Where lanes are apart, those of a lane that has most.
+    """
 
     first: int
     count: int
     part: int
 
 
-def steps_of(parts: list[slice], feedback: int, seen: int) -> list[Step]:
-    """The chunk steps of a segment's parts, for lanes that all are at position `seen`."""
+def steps_of(parts: list[slice], feedback: int, own: Pass) -> list[Step]:
+    """The chunk steps of a segment's parts."""
+    chunks = _chunks_apart if own.apart and feedback else _chunks
     return [
         Step(first, end - first, number)
         for number, part in enumerate(parts)
-        for first, end in _chunks(part, feedback, seen)
+        for first, end in chunks(part, feedback, own.seen)
     ]
 
 
@@ -99,6 +103,16 @@ def _chunks(part: slice, feedback: int, seen: int) -> Iterator[tuple[int, int]]:
         end = first + feedback - (seen + first) % feedback if feedback else part.stop
         yield first, min(end, part.stop)
         first = min(end, part.stop)
+
+
+def _chunks_apart(part: slice, feedback: int, _: int) -> Iterator[tuple[int, int]]:
+    """Of lanes at all places: one is at a border, and one has a single token left before it, whose
+    further chunks are the last."""
+    tokens = part.stop - part.start
+    for first in range(0, tokens + feedback - 1, feedback):
+        count = min(feedback, tokens, tokens + feedback - 1 - first)
+        start = part.start + min(first, tokens - count)
+        yield start, start + count
 
 
 # -- products ----------------------------------------------------------------------------------
@@ -239,7 +253,13 @@ class LoopedRank:
     @cached_property
     def steps(self) -> list[Step]:
         """Chunk steps of the segment."""
-        return steps_of(self.parts, self.share.config.chunk, self.own.seen)
+        return steps_of(self.parts, self.share.config.chunk, self.own)
+
+    @property
+    def filled(self) -> float:
+        """The share of the steps' rows that have a token: where lanes are apart, shorter ones leave
+        some empty."""
+        return self.own.tokens / sum(step.count for step in self.steps)
 
     def works(self) -> Iterator[Work]:
         """All that the stage does, forward and backward, in some order."""
@@ -408,7 +428,7 @@ def reference_decoder(share: LoopedShare, own: Pass) -> list[Product]:
     """The decoder's forward by the reference backend: every token meets every memory entry."""
     entries = own.past(share.config.memory_len) + own.tokens
     products = []
-    for step in steps_of([slice(0, own.tokens)], share.config.chunk, own.seen):
+    for step in steps_of([slice(0, own.tokens)], share.config.chunk, own):
         products += merge(share, own.lanes)
         layer = decoder_layer(share, own.lanes, step.count, entries)
         products += times(share.decoder, layer.all)

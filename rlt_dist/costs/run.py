@@ -110,6 +110,7 @@ def run_of(
     seen: int | None = None,
     *,
     compiled: bool = True,
+    apart: bool = False,
 ) -> Run:
     """A configuration on a mesh, which need not be the one that it names.
 
@@ -117,6 +118,7 @@ def run_of(
         seen: tokens of its document that every lane had read before the step; None: so many that
             no state grows any more.
         compiled: see `Run`.
+        apart: see `Pass`.
 
     Raises:
         UserError: lanes or micro-batches cannot be shared out equally, the vocabulary not cut, or
@@ -127,7 +129,7 @@ def run_of(
     config = validate(content, RunConfig, f"mesh {axes}")
     check_vocabulary(config.model, vocabulary, axes.tensor)
     lanes = len(lanes_of_rank(config.data.lanes, 0, axes.data))
-    own = pass_of(config, vocabulary, config.micro_batch_lanes(lanes), seen)
+    own = pass_of(config, vocabulary, config.micro_batch_lanes(lanes), seen, apart=apart)
     return Run(config, vocabulary, axes, own, lanes, compiled)
 
 

@@ -13,13 +13,15 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Pass:
-    """A segment of a micro-batch: b lanes that are all at the same place of their documents.
+    """A segment of a micro-batch: b lanes that have all read as much of their documents.
 
     Attributes:
         lanes, tokens: b, T.
         seen: tokens of its document that each lane had read before.
         scored: targets that count.
         tails: how many of them each tail of an adaptive softmax holds.
+        apart: lanes are at all places between two borders of chunks, as documents of any length
+            leave them; else they are all at one, `seen`.
     """
 
     lanes: int
@@ -27,6 +29,7 @@ class Pass:
     seen: int
     scored: int
     tails: tuple[int, ...] = ()
+    apart: bool = False
 
     @property
     def rows(self) -> int:
@@ -65,16 +68,25 @@ def steady(config: RunConfig) -> int:
     return ceil(max(memory, window) / tokens) * tokens
 
 
-def pass_of(config: RunConfig, vocabulary: int, lanes: int, seen: int | None = None) -> Pass:
+def pass_of(
+    config: RunConfig,
+    vocabulary: int,
+    lanes: int,
+    seen: int | None = None,
+    *,
+    apart: bool = False,
+) -> Pass:
     """A micro-batch of so many lanes with all targets scored.
 
     Args:
         seen: None: so many that the state is full.
+        apart: see `Pass`.
     """
     tokens = config.data.segment
     scored = lanes * tokens
     seen = steady(config) if seen is None else seen
-    return Pass(lanes, tokens, seen, scored, expected_tails(config.model, vocabulary, scored))
+    tails = expected_tails(config.model, vocabulary, scored)
+    return Pass(lanes, tokens, seen, scored, tails, apart)
 
 
 def expected_tails(model: ModelConfig, vocabulary: int, scored: int) -> tuple[int, ...]:

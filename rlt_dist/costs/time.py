@@ -10,7 +10,7 @@ Collective Communication Operations in MPICH", 2005), over the links of the rank
 the tensor axis is innermost, so its ranks are the first to share a node.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil, prod
@@ -171,6 +171,9 @@ class Clock:
         effort = rank.effort(work)
         demand = demand_on(self.run, rank, work, stepwise=self.run.axes.pipeline > 1)
         found = self._work(work.kind, effort.products, demand)
+        if compiled(self.run) and work.kind in _LOOP and isinstance(rank, LoopedRank):
+            # It goes through tokens alone; other loops through all rows of a step.
+            found = found.times(rank.filled)
         within = range(self.run.axes.tensor)
         sums = sum(self.transfer(sent, within) for sent in effort.sums)
         return Seconds(found.compute, found.memory, found.launch, sums)
@@ -221,22 +224,24 @@ class Clock:
         """All calls of a message among ranks that go on when it is there."""
         ranks = list(ranks)
         count, link = len(ranks), self.link(ranks)
-        if transfer.kind != "send" and self.cluster.collectives and count > 1:
-            each = self._measured(count)
-            return transfer.calls * each + transfer.on_wire(count) / link.bandwidth
         hops = {"all_reduce": 2 * (count - 1), "send": 1}.get(transfer.kind, count - 1)
-        each = hops * (link.latency + link.overhead)
-        return transfer.calls * each + transfer.on_wire(count) / link.bandwidth
+        each, bandwidth = hops * (link.latency + link.overhead), link.bandwidth
+        if transfer.kind != "send" and count > 1:
+            each = self._measured(self.cluster.collectives, count, each)
+            bandwidth = self._measured(self.cluster.bandwidths, count, bandwidth)
+        return transfer.calls * each + transfer.on_wire(count) / bandwidth
 
-    def _measured(self, count: int) -> float:
-        """A short collective of so many of this run's ranks, as measured, or of the nearest."""
+    def _measured(self, of: Mapping[str, float], count: int, otherwise: float) -> float:
+        """What was measured of collectives of so many of this run's ranks, or of the nearest."""
+        if not of:
+            return otherwise
         size = self.run.axes.size
 
         def apart(key: str) -> tuple[int, int]:
             own, whole = map(int, key.split(" of "))
             return abs(whole - size), abs(own - count)
 
-        return self.cluster.collectives[min(self.cluster.collectives, key=apart)]
+        return of[min(of, key=apart)]
 
     def link(self, ranks: Iterable[int]) -> LinkConfig:
         """The slowest that some ranks are joined by."""

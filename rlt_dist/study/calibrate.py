@@ -23,9 +23,9 @@ from rlt_dist.config.load import validate, write_yaml
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import ClusterConfig, LinkConfig, Precision, RateConfig
 from rlt_dist.costs.run import run_of
-from rlt_dist.costs.time import STEP, UPDATE, Taken
+from rlt_dist.costs.time import STEP, Taken
 from rlt_dist.mesh.axes import Axes
-from rlt_dist.study.measure_machine import Machine, Request, Sample, Stepped, measure_machine
+from rlt_dist.study.measure_machine import Machine, Request, Sample, measure_machine
 from rlt_dist.study.step import Step
 
 VOCABULARY = 2048
@@ -89,7 +89,7 @@ _RUNS: list[Given] = [
 ]
 """Models, lanes and segments that rates are fitted to."""
 _AT_ONCE = (1, 2, 5, 15)
-"""Those that two ranks run at once, by their number."""
+"""Those that two and four ranks run at once, by their number."""
 _RING = (_rlt(64, 4, 2, 2), 16, 32)
 """What messages are measured on."""
 _CUT = (_rlt(64, 4, 1, 1), 8, 16)
@@ -113,10 +113,11 @@ def calibrate(folder: Path, seconds: float, say: Say) -> ClusterConfig:
     say(f"{len(_RUNS)} runs of one rank")
     one = _measure(1, [_config(run, alone) for run in _RUNS], seconds, folder, say)
     say("two ranks at once, and their messages")
-    both = [_config(_doubled(_RUNS[number]), pair) for number in _AT_ONCE]
+    both = [_config(_times(2, _RUNS[number]), pair) for number in _AT_ONCE]
     two = _measure(2, [*both, _config(_RING, ring), *_cut_over(2)], seconds, folder, say)
-    say("messages of four ranks")
-    return fitted(one, two, _measure(4, _cut_over(4), seconds, folder, say))
+    say("four ranks at once, and their messages")
+    crowd = [_config(_times(4, _RUNS[number]), Axes(4, 1, 1)) for number in _AT_ONCE]
+    return fitted(one, two, _measure(4, [*crowd, *_cut_over(4)], seconds, folder, say))
 
 
 def _cut_over(ranks: int) -> list[RunConfig]:
@@ -135,10 +136,10 @@ def _config(run: Given, axes: Axes) -> RunConfig:
     return validate(content, RunConfig, "calibration")
 
 
-def _doubled(run: Given) -> Given:
-    """So many lanes that each of two ranks has those of one."""
+def _times(ranks: int, run: Given) -> Given:
+    """So many lanes that each rank has those of one."""
     content, lanes, segment = run
-    return content, 2 * lanes, segment
+    return content, ranks * lanes, segment
 
 
 def _measure(
@@ -164,10 +165,10 @@ def fitted(one: Machine, two: Machine, four: Machine) -> ClusterConfig:
     """The cluster that measurements describe: of one rank, of two and of four at once."""
     rates = {name: rate_of(of) for name, of in _by_name(one).items()}
     ring = two.runs[len(_AT_ONCE)]
-    cluster = _cluster({**rates, STEP: _NONE}, two, ring, _contention(one, two))
+    cluster = _cluster({**rates, STEP: _NONE}, one, two, four)
     around = _around(one, cluster)
     cluster = cluster.model_copy(update={"rates": {**rates, STEP: around}})
-    steps = [run.step for run in (*two.runs[len(_AT_ONCE) + 1 :], *four.runs)]
+    steps = [run.step for run in (*two.runs[len(_AT_ONCE) + 1 :], *four.runs[len(_AT_ONCE) :])]
     for (key, axes), step in zip(_COLLECTIVES.items(), steps, strict=True):
         cluster = _fitting(cluster, _CUT, axes, step, partial(_with_collective, key))
     return _fitting(cluster, _RING, Axes(1, 2, 1), ring.step, _with_latency)
@@ -239,15 +240,11 @@ def non_negative_least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.nda
     return x / scale
 
 
-def _contention(one: Machine, two: Machine) -> float:
-    """Times as long that works take while another rank computes too."""
-    ratios = []
-    for number, run in zip(_AT_ONCE, two.runs, strict=False):
-        alone = {sample.name: sample.seconds for sample in one.runs[number].samples}
-        ratios += [
-            (sample.seconds, alone[sample.name]) for sample in run.samples if sample.name != UPDATE
-        ]
-    return max(1.0, sum(both for both, _ in ratios) / sum(alone for _, alone in ratios))
+def _slowdown(one: Machine, several: Machine, share: float) -> float:
+    """Times as long that works take while other ranks compute too, each on its share of a core."""
+    together = sum(run.computing for run in several.runs[: len(_AT_ONCE)])
+    alone = sum(one.runs[number].computing for number in _AT_ONCE)
+    return max(1.0, share * together / alone)
 
 
 def _around(one: Machine, cluster: ClusterConfig) -> RateConfig:
@@ -265,10 +262,10 @@ def _around(one: Machine, cluster: ClusterConfig) -> RateConfig:
 
 
 def _cluster(
-    rates: Mapping[str, RateConfig], two: Machine, ring: Stepped, contention: float
+    rates: Mapping[str, RateConfig], one: Machine, two: Machine, four: Machine
 ) -> ClusterConfig:
     """All but latency, collectives and what surrounds a step, which are found with it."""
-    bandwidth, send = two.bandwidth, ring.send
+    bandwidth, send = two.bandwidth, two.runs[len(_AT_ONCE)].send
     assert bandwidth is not None
     assert send is not None
     link = LinkConfig(latency=0.0, bandwidth=bandwidth, overhead=send)
@@ -277,7 +274,8 @@ def _cluster(
     figures: dict[str, Any] = {
         "devices_per_node": 1,
         "cores": cores,
-        "contention": contention,
+        "contention": _slowdown(one, two, min(1.0, cores / 2)),
+        "crowding": _slowdown(one, four, min(1.0, cores / 4)),
         "memory": memory // cores,
         "reserved": _RESERVED,
         "flops": _peaks(),
@@ -286,6 +284,7 @@ def _cluster(
         "within_node": link,
         "between_nodes": link,
         "collectives": {},
+        "bandwidths": {"2 of 2": bandwidth, "4 of 4": four.bandwidth},
         "rates": dict(rates),
     }
     told = {

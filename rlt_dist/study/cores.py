@@ -19,11 +19,13 @@ class Cores:
     Attributes:
         count: how many; None: every rank has its own.
         contention: times as long that work takes while all of them are busy.
+        crowding: times as long, its share of a core apart, while ranks outnumber them.
         ranks: how many of them a stage stands for, which compute at the same times.
     """
 
     count: int | None
     contention: float = 1.0
+    crowding: float = 1.0
     ranks: int = 1
 
     def slowdown(self, stages: int) -> float:
@@ -31,7 +33,9 @@ class Cores:
         if self.count is None:
             return 1.0
         busy = stages * self.ranks
-        return max(1.0, busy / self.count) * (self.contention if busy >= self.count > 1 else 1.0)
+        if busy > self.count:
+            return busy / self.count * self.crowding
+        return self.contention if busy == self.count > 1 else 1.0
 
 
 def simulate_shared(schedule: Schedule, cost: Cost, hop: Hop, cores: Cores) -> Timeline:

@@ -69,11 +69,13 @@ class Stepped(BaseModel):
 
     Attributes:
         samples: by kind of work, all of a step.
+        computing: seconds of all works of a pass.
         step: seconds of a whole step, its batch being there.
         send: mean seconds of a message's sending within a pass; None without a pipeline.
     """
 
     samples: list[Sample]
+    computing: float
     step: float
     send: float | None = None
 
@@ -121,6 +123,7 @@ def _run(config: RunConfig, request: Request, world: World) -> Stepped:
         for _ in range(run.own.seen // run.own.tokens + 1):
             rehearsal.step()
         works: dict[str, list[float]] = defaultdict(list)
+        computing: list[float] = []
         steps: list[float] = []
         sends: list[float] = []
         began = time.perf_counter()
@@ -138,12 +141,14 @@ def _run(config: RunConfig, request: Request, world: World) -> Stepped:
                     own[what.kind] += end - start
                 elif isinstance(what, Send):
                     sends.append(end - start)
+            computing.append(sum(own.values()))
             own[UPDATE] = _timed(partial(_update, rehearsal, mesh), world)
             for kind, seconds in own.items():
                 works[kind].append(seconds)
     medians = {kind: median(of) for kind, of in works.items()}
     return Stepped(
         samples=_samples(run, mesh, medians) if run.axes.pipeline * run.axes.tensor == 1 else [],
+        computing=median(computing),
         step=median(steps),
         send=mean(sends) if sends else None,
     )

@@ -185,7 +185,8 @@ class Passes:
     def cores(self) -> Cores:
         """What stages share: a stage stands for its ranks of all replicas."""
         cluster, axes = self.clock.cluster, self.run.axes
-        return Cores(cluster.cores, cluster.contention, axes.data * axes.tensor)
+        ranks = axes.data * axes.tensor
+        return Cores(cluster.cores, cluster.contention, cluster.crowding, ranks)
 
     def timeline(self, size: Size | None = None, *, messages: bool = True) -> Timeline:
         """When every instruction starts and ends.
@@ -262,7 +263,7 @@ class Passes:
         if value in _STEPS:
             rank = self.ranks[source]
             assert isinstance(rank, LoopedRank)
-            tokens = ceil(tokens / len(rank.steps))
+            tokens = ceil(sum(step.count for step in rank.steps) / len(rank.steps))
         bytes_ = run.own.lanes * tokens * run.config.model.d_model * run.numbers.real
         return self.clock.hop(bytes_, source, target)
 

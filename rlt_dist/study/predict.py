@@ -195,7 +195,8 @@ def _divisors(number: int) -> Iterator[int]:
 def _step(study: Study, point: Point, axes: Axes) -> Step:
     """Raises UserError where the run cannot be cut so."""
     compiled, vocabulary = study.cluster.cores is not None, _vocabulary(study, point)
-    return Step(run_of(point.config, vocabulary, axes, compiled=compiled), study.cluster)
+    run = run_of(point.config, vocabulary, axes, compiled=compiled, apart=True)
+    return Step(run, study.cluster)
 
 
 def _vocabulary(study: Study, point: Point) -> int:

@@ -25,7 +25,9 @@ RLT = {
 }
 
 
-def run_on(axes: Axes, model: dict[str, Any] = XL, *, compiled: bool = False) -> Run:
+def run_on(
+    axes: Axes, model: dict[str, Any] = XL, *, compiled: bool = False, apart: bool = False
+) -> Run:
     content = {
         "run_folder": "none",
         "model": model,
@@ -33,7 +35,8 @@ def run_on(axes: Axes, model: dict[str, Any] = XL, *, compiled: bool = False) ->
         "optimizer": {"learning_rate": 1e-3},
         "train": {"steps": 1, "micro_batch": 8, "precision": "float32" if compiled else "bfloat16"},
     }
-    return run_of(RunConfig.model_validate(content), 32000, axes, compiled=compiled)
+    config = RunConfig.model_validate(content)
+    return run_of(config, 32000, axes, compiled=compiled, apart=apart)
 
 
 def test_large_products_wait_for_arithmetic_and_thin_ones_for_memory() -> None:
@@ -104,6 +107,30 @@ def test_measured_collectives_are_those_of_the_nearest_number_of_ranks() -> None
         assert found == pytest.approx(seconds, rel=1e-3)
     alone = Clock(run_on(Axes(2, 1, 1)), cluster)
     assert alone.transfer(Transfer("data", "all_reduce", 8), range(2)) == pytest.approx(1e-3)
+
+
+def test_long_messages_have_a_bandwidth_of_the_ranks_that_send() -> None:
+    cluster = H100.model_copy(update={"bandwidths": {"2 of 2": 2e9, "4 of 4": 1e9}})
+    for axes, bandwidth in ((Axes(2, 1, 1), 2e9), (Axes(2, 1, 2), 1e9), (Axes(4, 1, 1), 1e9)):
+        transfer = Transfer("data", "all_reduce", 1 << 30)
+        seconds = transfer.on_wire(axes.data) / bandwidth
+        found = Clock(run_on(axes), cluster).transfer(transfer, range(axes.data))
+        assert found == pytest.approx(seconds, rel=1e-3)
+
+
+def test_the_compiled_loop_leaves_out_rows_that_lanes_apart_leave_empty() -> None:
+    rate = RateConfig(flop=1e-12, attention=0, number=0, operation=0, call=0)
+    cluster = H100.model_copy(update={"rates": {"decode": rate, "decode, compiled": rate}})
+
+    def seconds(*, compiled: bool, apart: bool) -> float:
+        run = run_on(Axes(1, 1, 1), RLT | {"feedback": 16}, compiled=compiled, apart=apart)
+        rank, clock = run.rank(0), Clock(run, cluster)
+        steps = [work for work in rank.works() if work.kind == Kind.DECODE]
+        return sum(clock.work(rank, step).total for step in steps)
+
+    compiled = seconds(compiled=True, apart=True)
+    assert compiled == pytest.approx(seconds(compiled=True, apart=False), rel=0.02)
+    assert seconds(compiled=False, apart=True) > 1.1 * seconds(compiled=False, apart=False)
 
 
 def test_the_tensor_axis_shares_a_node_and_the_data_axis_does_not() -> None:

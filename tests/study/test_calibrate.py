@@ -58,19 +58,22 @@ def test_a_measured_machine_is_a_cluster_that_can_be_read(
     def stepped(number: int, slower: float) -> Stepped:
         own = sample(number)
         slowed = own.model_copy(update={"seconds": slower * own.seconds})
-        return Stepped(samples=[slowed], step=1.0)
+        return Stepped(samples=[slowed], computing=slowed.seconds, step=1.0)
 
-    ring = Stepped(samples=[], step=1.6, send=3e-5)
-    cut = Stepped(samples=[], step=2.0)
+    monkeypatch.setattr(calibrate.os, "sched_getaffinity", lambda _: {0, 1})
+    ring = Stepped(samples=[], computing=1.0, step=1.6, send=3e-5)
+    cut = Stepped(samples=[], computing=1.0, step=2.0)
     one = [stepped(number, 1.0) for number in range(len(calibrate._RUNS))]
     two = [*(stepped(number, 1.2) for number in calibrate._AT_ONCE), ring, cut]
+    four = [*(stepped(number, 2.6) for number in calibrate._AT_ONCE), cut, cut]
     cluster = fitted(
-        Machine(runs=one), Machine(runs=two, bandwidth=2e9), Machine(runs=[cut, cut], bandwidth=1e9)
+        Machine(runs=one), Machine(runs=two, bandwidth=2e9), Machine(runs=four, bandwidth=1e9)
     )
     for key, axes in calibrate._COLLECTIVES.items():
         run = run_of(calibrate._config(calibrate._CUT, axes), calibrate.VOCABULARY, axes)
         assert Step(run, cluster).seconds == pytest.approx(2.0, rel=1e-3), key
     assert cluster.contention == pytest.approx(1.2)
+    assert cluster.crowding == pytest.approx(1.3)
     assert cluster.within_node.overhead == 3e-5
     axes = Axes(1, 2, 1)
     run = run_of(calibrate._config(calibrate._RING, axes), calibrate.VOCABULARY, axes)

@@ -105,9 +105,9 @@ def test_one_core_does_all_work_one_after_the_other(schedule: Schedule) -> None:
 
 
 def test_two_stages_of_two_ranks_on_two_cores_take_twice_as_long() -> None:
-    cores = Cores(2, contention=1.25, ranks=2)
+    cores = Cores(2, contention=1.25, crowding=1.5, ranks=2)
     assert cores.slowdown(1) == 1.25
-    assert cores.slowdown(2) == 2.5
+    assert cores.slowdown(2) == 2 * 1.5
     assert Cores(4, contention=1.25, ranks=2).slowdown(1) == 1.0
 
 
