@@ -59,16 +59,33 @@ template <class F> void product(Packed<F> w, const F *x, int n, F *y) {
   }
 }
 
+template <class F, int N> struct Vector {
+  typedef F type __attribute__((vector_size(N * sizeof(F)), aligned(sizeof(F)), may_alias));
+};
+
+// The sum of a vector's numbers and of a[i] b[i], i < n < N, by halves: neither numbers that fill no
+// vector nor the sum are one long chain of additions.
+template <class F, int N> inline F folded(typename Vector<F, N>::type sums, const F *a, const F *b, int n) {
+  if constexpr (N == 1) {
+    return sums[0];
+  } else {
+    constexpr int half = N / 2;
+    using H = typename Vector<F, half>::type;
+    H parts[2];
+    std::memcpy(parts, &sums, sizeof sums);
+    H sum = parts[0] + parts[1];
+    if (n < half) return folded<F, half>(sum, a, b, n);
+    return folded<F, half>(sum + *(const H *)a * *(const H *)b, a + half, b + half, n - half);
+  }
+}
+
 template <class F> inline F dot(const F *a, const F *b, int n) {
   using V = typename Simd<F>::type;
   constexpr int N = Simd<F>::width;
   V sums = {};
   int i = 0;
   for (; i + N <= n; i += N) sums += *(const V *)(a + i) * *(const V *)(b + i);
-  F sum = 0;
-  for (int l = 0; l < N; l++) sum += sums[l];
-  for (; i < n; i++) sum += a[i] * b[i];
-  return sum;
+  return folded<F, N>(sums, a + i, b + i, n - i);
 }
 
 // y += scale * x
