@@ -60,7 +60,7 @@ def test_a_measured_machine_is_a_cluster_that_can_be_read(
         slowed = own.model_copy(update={"seconds": slower * own.seconds})
         return Stepped(samples=[slowed], computing=slowed.seconds, step=1.0)
 
-    monkeypatch.setattr(calibrate.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     ring = Stepped(samples=[], computing=1.0, step=1.6, send=3e-5)
     cut = Stepped(samples=[], computing=1.0, step=2.0)
     one = [stepped(number, 1.0) for number in range(len(calibrate._RUNS))]
