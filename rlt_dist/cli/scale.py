@@ -63,7 +63,9 @@ def calibrate(
     output: Annotated[Path, typer.Option(help="The cluster file that is written.")] = Path(
         "configs/clusters/local.yaml"
     ),
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each of some 30 short runs.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Of each of some 50 short runs, twice.")
+    ] = 1.0,
 ) -> None:
     """Measure this machine and write its cluster file: what predictions for it are made from.
 

@@ -38,6 +38,8 @@ class RateConfig(Strict):
     """A FLOP of a product with a weight."""
     attention: NonNegativeFloat
     """A FLOP of any other product."""
+    score: NonNegativeFloat
+    """A use of a query and a key, whatever their width."""
     number: NonNegativeFloat
     """A number that is read or written."""
     operation: NonNegativeFloat
@@ -55,7 +57,8 @@ class ClusterConfig(Strict):
     """Processor cores that all ranks share, whatever nodes they stand for; null: each rank's device
     is its own."""
     contention: PositiveFloat = 1.0
-    """Times as long that work takes while every core is busy; matters with `cores` alone."""
+    """Times as long that work takes while every core is busy, waiting for the slowest rank at a
+    step's end included; matters with `cores` alone."""
     crowding: PositiveFloat = 1.0
     """Times as long, its smaller share of a core apart, while ranks outnumber the cores: they take
     turns, and find others' data in the caches."""
@@ -79,8 +82,10 @@ class ClusterConfig(Strict):
     """Seconds of a collective of short messages, among `2 of 4` ranks of a run for example, where
     it was measured; empty: what latencies make."""
     bandwidths: dict[Members, PositiveFloat] = Field(default_factory=dict)
-    """Bytes per second that a rank sends in a collective of long messages, likewise: ranks that
-    share cores share what copies messages; empty: the link's."""
+    """Bytes per second that a rank sends in a long all-reduce, likewise: ranks that share cores
+    share what copies messages; empty: the link's."""
+    exchanges: dict[Members, PositiveFloat] = Field(default_factory=dict)
+    """The same of gradients and parameters over the data axis, their buffers' making included."""
     rates: dict[str, RateConfig] = Field(default_factory=dict)
     """By kind of work, what was measured of it in place of peaks and bandwidth."""
     sources: dict[str, str]

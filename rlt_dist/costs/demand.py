@@ -77,6 +77,8 @@ def _steps(rank: LoopedRank, work: Work) -> Demand:
     first, tokens = rank.tokens(work)
     rows, seen = own.lanes * tokens, share.heads * rank.entries(first, tokens)
     several = tokens > 1
+    if work.kind == Kind.REPLAY and rank.cut.keep:
+        return Demand(calls=0)  # forward has left all that there is
     match work.kind:
         case Kind.DECODE | Kind.REPLAY:
             numbers = 38 * d + 12 * inner + 31 * queries + 17 * keys + 8 * window + 4 * seen

@@ -423,6 +423,10 @@ class LoopedRank:
         before = self.own.past(reach) + first
         return tokens + (before if reach is None else min(before, reach))
 
+    def entries_seen(self, first: int, tokens: int) -> int:
+        """Of the memory, that each of these tokens sees, its own among them, summed up."""
+        return sum(self.entries(token, 1) for token in range(first, first + tokens))
+
 
 def reference_decoder(share: LoopedShare, own: Pass) -> list[Product]:
     """The decoder's forward by the reference backend: every token meets every memory entry."""

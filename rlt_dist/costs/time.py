@@ -13,28 +13,16 @@ the tensor axis is innermost, so its ranks are the first to share a node.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import ClusterConfig, LinkConfig, RateConfig
 from rlt_dist.costs.demand import Demand, demand_of
-from rlt_dist.costs.effort import Product, Purpose, Transfer
-from rlt_dist.costs.looped import LoopedRank
+from rlt_dist.costs.effort import Product, Transfer
 from rlt_dist.costs.run import Rank, Run
-from rlt_dist.costs.traffic import updated_numbers
+from rlt_dist.costs.taken import STEP, UPDATE, Taken, demanded, rate_name, taken, updating
 from rlt_dist.mesh.axes import Axes, Place
-from rlt_dist.parallel.schedule.instructions import Kind, Work
-
-UPDATE = "update"
-"""The optimizer's step, with clipping and the norm, as a kind of work with rates of its own."""
-STEP = "step"
-"""What surrounds a step's passes and update: the batch, the state's check, records."""
-_UPDATE_NUMBERS, _UPDATE_OPERATORS = 24, 20
-"""Of AdamW, norm and forgotten gradient: numbers read and written of each number, operators of each
-parameter."""
-_EXCHANGE_OPERATORS = 8
-"""Of copies in and out of messages, operators of each parameter."""
-_LOOP = (Kind.DECODE, Kind.DECODE_BACKWARD)
+from rlt_dist.parallel.schedule.instructions import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,87 +57,13 @@ def together(parts: Iterable[Seconds]) -> Seconds:
     return Seconds(*(sum(getattr(p, f.name) for p in parts) for f in fields(Seconds)))
 
 
-def compiled(run: Run) -> bool:
-    """Whether the decoder's steps run in the compiled loop."""
-    chosen, whole = run.config.ops.recurrence, run.axes.tensor == 1
-    wide = run.config.train.precision != "bfloat16"
-    return chosen == "native" or (chosen == "auto" and run.compiled and whole and wide)
-
-
-def demand_on(run: Run, rank: Rank, work: Work, *, stepwise: bool) -> Demand:
-    """What some work takes besides products.
-
-    Args:
-        stepwise: the decoder's steps are called one by one, as in a pipeline; the compiled loop
-            then starts once for all of a step's operators, else once for all steps.
-    """
-    found = demand_of(rank, work)
-    if compiled(run) and work.kind in _LOOP and isinstance(rank, LoopedRank):
-        visits = rank.share.decoder * run.own.lanes * rank.tokens(work)[1]
-        return found._replace(operations=visits, calls=int(stepwise))
-    return found
-
-
-def updating(run: Run, place: Place) -> Demand:
-    """What a rank's gradients and parameters take after the passes: their sums' copies in and out
-    of messages, the norm, AdamW's step."""
-    held, ranks = run.held(place.stage, place.tensor), run.axes.data
-    own, whole = updated_numbers(run, held.values()), sum(map(prod, held.values()))
-    operations, numbers = _UPDATE_OPERATORS * len(held), _UPDATE_NUMBERS * own
-    if ranks > 1:
-        operations += _EXCHANGE_OPERATORS * len(held)
-        numbers += 6 * whole + (3 * ranks + 4) * own
-    return Demand(operations, numbers)
-
-
-def rate_name(kind: Kind | str, in_loop: bool) -> str:
-    """How a cluster's file names the rates of a kind of work."""
-    return f"{kind}, compiled" if in_loop and kind in _LOOP else str(kind)
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What some work is made of: what rates are of.
-
-    Attributes:
-        weighted, other: FLOPs of products with weights, and of those without.
-        numbers: read and written, those of products too.
-        operations: operators started.
-        calls: pieces of work.
-    """
-
-    weighted: int
-    other: int
-    numbers: int
-    operations: int
-    calls: int
-
-    def times(self, factor: int) -> "Taken":
-        """As much again and again."""
-        return Taken(*(factor * getattr(self, field.name) for field in fields(self)))
-
-    def plus(self, other: "Taken | None") -> "Taken":
-        """With something more."""
-        if other is None:
-            return self
-        return Taken(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
-
-    def seconds(self, rate: RateConfig) -> Seconds:
-        """By measured rates."""
-        return Seconds(
-            self.weighted * rate.flop + self.other * rate.attention,
-            self.numbers * rate.number,
-            self.operations * rate.operation + self.calls * rate.call,
-        )
-
-
-def taken(products: Iterable[Product], demand: Demand) -> Taken:
-    """Add products and the rest up."""
-    products = list(products)
-    weighted = sum(p.flops for p in products if p.weight or p.purpose == Purpose.WEIGHTS)
-    numbers = demand.numbers + sum(product.numbers for product in products)
-    flops = sum(product.flops for product in products)
-    return Taken(weighted, flops - weighted, numbers, demand.operations, demand.calls)
+def measured(of: Taken, rate: RateConfig) -> Seconds:
+    """Of some work, by measured rates."""
+    return Seconds(
+        of.weighted * rate.flop + of.other * rate.attention + of.scores * rate.score,
+        of.numbers * rate.number,
+        of.operations * rate.operation + of.calls * rate.call,
+    )
 
 
 @dataclass(frozen=True)
@@ -168,21 +82,17 @@ class Clock:
 
     def work(self, rank: Rank, work: Work) -> Seconds:
         """Some work of a stage, with the sums over the tensor axis inside it."""
-        effort = rank.effort(work)
-        demand = demand_on(self.run, rank, work, stepwise=self.run.axes.pipeline > 1)
-        found = self._work(work.kind, effort.products, demand)
-        if compiled(self.run) and work.kind in _LOOP and isinstance(rank, LoopedRank):
-            # It goes through tokens alone; other loops through all rows of a step.
-            found = found.times(rank.filled)
-        within = range(self.run.axes.tensor)
-        sums = sum(self.transfer(sent, within) for sent in effort.sums)
+        found, within = self._work(rank, work), range(self.run.axes.tensor)
+        sums = sum(self.transfer(sent, within) for sent in rank.effort(work).sums)
         return Seconds(found.compute, found.memory, found.launch, sums)
 
-    def _work(self, kind: Kind, products: Iterable[Product], demand: Demand) -> Seconds:
-        rate = self.cluster.rates.get(rate_name(kind, compiled(self.run)))
+    def _work(self, rank: Rank, work: Work) -> Seconds:
+        rate = self.cluster.rates.get(rate_name(self.run, work.kind))
         if rate is not None:
-            return taken(products, demand).seconds(rate)
-        parts = [self.roofline(product) for product in products]
+            stepwise = self.run.axes.pipeline > 1
+            return measured(taken(self.run, rank, work, stepwise=stepwise), rate)
+        demand = demand_of(rank, work)
+        parts = [self.roofline(product) for product in rank.effort(work).products]
         memory = demand.numbers * self.run.numbers.real / self.cluster.memory_bandwidth
         return Seconds(
             compute=sum(compute for compute, _ in parts),
@@ -213,7 +123,7 @@ class Clock:
     def _other(self, kind: str, demand: Demand) -> Seconds:
         rate = self.cluster.rates.get(kind)
         if rate is not None:
-            return taken((), demand).seconds(rate)
+            return measured(demanded(demand), rate)
         bytes_ = demand.numbers * self.run.numbers.real
         launch = demand.operations * self.cluster.launch
         return Seconds(memory=bytes_ / self.cluster.memory_bandwidth, launch=launch)
@@ -227,8 +137,10 @@ class Clock:
         hops = {"all_reduce": 2 * (count - 1), "send": 1}.get(transfer.kind, count - 1)
         each, bandwidth = hops * (link.latency + link.overhead), link.bandwidth
         if transfer.kind != "send" and count > 1:
+            summed = transfer.kind == "all_reduce"
+            long = self.cluster.bandwidths if summed else self.cluster.exchanges
             each = self._measured(self.cluster.collectives, count, each)
-            bandwidth = self._measured(self.cluster.bandwidths, count, bandwidth)
+            bandwidth = self._measured(long, count, bandwidth)
         return transfer.calls * each + transfer.on_wire(count) / bandwidth
 
     def _measured(self, of: Mapping[str, float], count: int, otherwise: float) -> float:

@@ -7,10 +7,10 @@ where FOLDER/request.json says what to run; the leading rank writes FOLDER/measu
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.effort import Transfer
 from rlt_dist.costs.run import Run, run_of
-from rlt_dist.costs.time import UPDATE, Taken, compiled, demand_on, rate_name, taken, updating
+from rlt_dist.costs.taken import UPDATE, Taken, demanded, rate_name, taken, updating
 from rlt_dist.mesh.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World, open_world
@@ -33,8 +33,10 @@ from rlt_dist.util.files import write_atomic
 REQUEST, MEASURED = "request.json", "measured.json"
 _ENDLESS = 1 << 60
 """Mean tokens of a document: all lanes are at the same place, as costs have it."""
+_ROUNDS = 2
+"""How often all runs are measured, one after the other: a machine is not alike at all times."""
 _MOST, _LEAST = 40, 4
-"""Passes of a run."""
+"""Passes of a run in a round."""
 _LONG = 1 << 20
 """Float32 numbers of a long message."""
 
@@ -44,7 +46,7 @@ class Request(BaseModel):
 
     Attributes:
         configs: runs; their meshes have the ranks of the launch.
-        seconds: of each, after which nothing more is measured.
+        seconds: of each in a round, after which nothing more is measured.
     """
 
     configs: list[RunConfig]
@@ -71,12 +73,14 @@ class Stepped(BaseModel):
         samples: by kind of work, all of a step.
         computing: seconds of all works of a pass.
         step: seconds of a whole step, its batch being there.
+        update: seconds of what follows on the passes of a step, messages included.
         send: mean seconds of a message's sending within a pass; None without a pipeline.
     """
 
     samples: list[Sample]
     computing: float
     step: float
+    update: float
     send: float | None = None
 
 
@@ -107,10 +111,26 @@ def measure_rank(folder: Path) -> None:
     """One rank's part in it."""
     request = Request.model_validate_json((folder / REQUEST).read_text())
     with open_world() as world:
-        runs = [_run(config, request, world) for config in request.configs]
-        found = Machine(runs=runs, bandwidth=_bandwidth(world) if world.size > 1 else None)
+        rounds = [
+            [_run(config, request, world) for config in request.configs] for _ in range(_ROUNDS)
+        ]
+        bandwidth = _bandwidth(world) if world.size > 1 else None
         if world.leads:
-            write_atomic(folder / MEASURED, found.model_dump_json())
+            runs = [_mean(of) for of in zip(*rounds, strict=True)]
+            write_atomic(
+                folder / MEASURED, Machine(runs=runs, bandwidth=bandwidth).model_dump_json()
+            )
+
+
+def _mean(runs: Sequence[Stepped]) -> Stepped:
+    """A run's figures of all rounds."""
+    return Stepped(
+        samples=[sample for run in runs for sample in run.samples],
+        computing=fmean(run.computing for run in runs),
+        step=fmean(run.step for run in runs),
+        update=fmean(run.update for run in runs),
+        send=fmean(run.send for run in runs if run.send is not None) if runs[0].send else None,
+    )
 
 
 # -- steps -------------------------------------------------------------------------------------
@@ -150,7 +170,8 @@ def _run(config: RunConfig, request: Request, world: World) -> Stepped:
         samples=_samples(run, mesh, medians) if run.axes.pipeline * run.axes.tensor == 1 else [],
         computing=median(computing),
         step=median(steps),
-        send=mean(sends) if sends else None,
+        update=medians[UPDATE],
+        send=fmean(sends) if sends else None,
     )
 
 
@@ -173,15 +194,14 @@ def _samples(run: Run, mesh: Mesh, seconds: dict[str, float]) -> list[Sample]:
     """What the first stage's works are made of, beside their times."""
     place = mesh.place
     rank = run.rank(place.stage, place.tensor)
-    whole: dict[str, Taken] = {UPDATE: taken((), updating(run, place))}
+    whole = defaultdict(Taken, {UPDATE: demanded(updating(run, place))})
     for work, count in rank.alike():
-        products, demand = rank.effort(work).products, demand_on(run, rank, work, stepwise=True)
-        own = taken(products, demand).times(count * run.micro_batches)
-        whole[work.kind] = own.plus(whole.get(work.kind))
+        own = taken(run, rank, work, stepwise=True).times(count * run.micro_batches)
+        whole[work.kind] = whole[work.kind].plus(own)
     return [
-        Sample(name=rate_name(kind, compiled(run)), taken=of, seconds=seconds[kind])
+        Sample(name=rate_name(run, kind), taken=of, seconds=seconds[kind])
         for kind, of in whole.items()
-        if kind in seconds
+        if kind in seconds and of != Taken()
     ]
 
 

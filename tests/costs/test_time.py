@@ -10,7 +10,8 @@ from rlt_dist.costs.cluster import RateConfig, load_cluster
 from rlt_dist.costs.demand import demand_of
 from rlt_dist.costs.effort import Product, Transfer
 from rlt_dist.costs.run import Run, run_of
-from rlt_dist.costs.time import Clock, members, taken
+from rlt_dist.costs.taken import taken
+from rlt_dist.costs.time import Clock, measured, members
 from rlt_dist.mesh.axes import Axes, Place
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 
@@ -66,18 +67,26 @@ def test_work_takes_its_products_its_other_operators_and_their_starts() -> None:
 
 
 def test_measured_rates_stand_in_for_the_roofline() -> None:
-    rate = RateConfig(flop=1e-12, attention=2e-12, number=1e-10, operation=1e-5, call=1e-4)
+    rate = RateConfig(
+        flop=1e-12, attention=2e-12, score=3e-11, number=1e-10, operation=1e-5, call=1e-4
+    )
     cluster = H100.model_copy(update={"rates": {"forward": rate}})
     run = run_on(Axes(1, 1, 1))
     rank, work = run.rank(0), Work(Kind.FORWARD, 0)
-    own = taken(rank.effort(work).products, demand_of(rank, work))
+    own = taken(run, rank, work, stepwise=False)
     found = Clock(run, cluster).work(rank, work)
-    assert found == own.seconds(rate)
-    assert found.compute == pytest.approx(own.weighted * 1e-12 + own.other * 2e-12)
+    assert found == measured(own, rate)
+    pairs = 8 * 16 * 512 * (512 + 512)  # lanes, heads, queries, keys
+    products = sum(p.flops for p in rank.effort(work).products if not p.weight)
+    assert own.scores == pytest.approx(products / (2 * 64))
+    assert own.scores >= 2 * 8 * pairs
+    assert found.compute == pytest.approx(
+        own.weighted * 1e-12 + own.other * 2e-12 + own.scores * 3e-11
+    )
 
 
 def test_the_compiled_loop_starts_once_for_a_step_of_a_pipeline() -> None:
-    rate = RateConfig(flop=0, attention=0, number=0, operation=0, call=1e-3)
+    rate = RateConfig(flop=0, attention=0, score=0, number=0, operation=0, call=1e-3)
     cluster = H100.model_copy(update={"rates": {"decode, compiled": rate}})
     for stages, seconds in ((1, 0.0), (2, 1e-3)):
         run = run_on(Axes(1, stages, 1), RLT, compiled=True)
@@ -119,7 +128,7 @@ def test_long_messages_have_a_bandwidth_of_the_ranks_that_send() -> None:
 
 
 def test_the_compiled_loop_leaves_out_rows_that_lanes_apart_leave_empty() -> None:
-    rate = RateConfig(flop=1e-12, attention=0, number=0, operation=0, call=0)
+    rate = RateConfig(flop=1e-12, attention=0, score=0, number=0, operation=0, call=0)
     cluster = H100.model_copy(update={"rates": {"decode": rate, "decode, compiled": rate}})
 
     def seconds(*, compiled: bool, apart: bool) -> float:

@@ -1,5 +1,6 @@
 """Rates from measurements, and the file they are written to."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -8,25 +9,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlt_dist.costs.cluster import RateConfig, load_cluster
-from rlt_dist.costs.run import run_of
-from rlt_dist.costs.time import Taken
-from rlt_dist.mesh.axes import Axes
+from rlt_dist.costs.taken import UPDATE, Taken, demanded, rate_name, taken, updating
+from rlt_dist.costs.time import measured
+from rlt_dist.costs.traffic import traffic_around
+from rlt_dist.mesh.axes import Axes, Place
 from rlt_dist.study import calibrate
-from rlt_dist.study.calibrate import cluster_yaml, fitted, non_negative_least_squares, rate_of
+from rlt_dist.study.calibrate import cluster_yaml
+from rlt_dist.study.calibration import AT_ONCE, COLLECTIVES, CUT, ONE, RING, Given
+from rlt_dist.study.fitted import fitted, non_negative_least_squares, rate_of
 from rlt_dist.study.measure_machine import Machine, Sample, Stepped
 from rlt_dist.study.step import Step
 
-RATE = RateConfig(flop=2e-11, attention=5e-11, number=3e-10, operation=1e-5, call=1e-4)
+LOCAL = load_cluster(Path(__file__).parents[2] / "configs/clusters/local.yaml")
+RATE = RateConfig(flop=2e-11, attention=5e-11, score=4e-9, number=3e-10, operation=1e-5, call=1e-4)
 
 
 def made(seed: int) -> Taken:
     chance = np.random.default_rng(seed)
-    return Taken(*(int(size * chance.uniform(0.2, 3)) for size in (1e9, 3e8, 1e7, 1e3, 1e2)))
+    return Taken(*(int(size * chance.uniform(0.2, 3)) for size in (1e9, 3e8, 4e6, 1e7, 1e3, 1e2)))
 
 
 def sample(seed: int, name: str = "forward") -> Sample:
     own = made(seed)
-    return Sample(name=name, taken=own, seconds=own.seconds(RATE).total)
+    return Sample(name=name, taken=own, seconds=measured(own, RATE).total)
 
 
 def test_rates_are_found_again() -> None:
@@ -49,35 +54,53 @@ def test_no_other_non_negative_numbers_are_nearer(seed: int, rows: int, columns:
     assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6
 
 
-def test_a_measured_machine_is_a_cluster_that_can_be_read(
+def as_told(given: Given, axes: Axes) -> Stepped:
+    """What a run would measure on a machine that is just as a cluster's file says."""
+    run = given.run(axes)
+    step, rank, whole = Step(run, LOCAL), run.rank(0), defaultdict[str, Taken](Taken)
+    whole[UPDATE] = demanded(updating(run, Place(0, 0, 0)))
+    for work, count in rank.alike():
+        own = taken(run, rank, work, stepwise=True).times(count * run.micro_batches)
+        whole[rate_name(run, work.kind)] = whole[rate_name(run, work.kind)].plus(own)
+    samples = [
+        Sample(name=name, taken=of, seconds=measured(of, LOCAL.rates[name]).total)
+        for name, of in whole.items()
+        if of != Taken()
+    ]
+    update = step.clock.update(Place(0, 0, 0)).total * max(1, axes.size / 2)
+    for transfer in traffic_around(run, Place(0, 0, 0)):
+        if transfer.kind != "all_reduce" and axes.data > 1:
+            update += transfer.on_wire(axes.data) / LOCAL.exchanges[f"{axes.data} of {axes.data}"]
+    computing = step.passes.works[0].total
+    return Stepped(samples=samples, computing=computing, step=step.seconds, update=update)
+
+
+def test_a_machine_that_is_as_its_file_says_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "_peaks", lambda: {"float32": 5e10})
-    monkeypatch.setattr(calibrate, "_bandwidth", lambda: 1e10)
-
-    def stepped(number: int, slower: float) -> Stepped:
-        own = sample(number)
-        slowed = own.model_copy(update={"seconds": slower * own.seconds})
-        return Stepped(samples=[slowed], computing=slowed.seconds, step=1.0)
-
+    monkeypatch.setattr(calibrate, "_peaks", lambda: dict(LOCAL.flops))
+    monkeypatch.setattr(calibrate, "_bandwidth", lambda: LOCAL.memory_bandwidth)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    ring = Stepped(samples=[], computing=1.0, step=1.6, send=3e-5)
-    cut = Stepped(samples=[], computing=1.0, step=2.0)
-    one = [stepped(number, 1.0) for number in range(len(calibrate._RUNS))]
-    two = [*(stepped(number, 1.2) for number in calibrate._AT_ONCE), ring, cut]
-    four = [*(stepped(number, 2.6) for number in calibrate._AT_ONCE), cut, cut]
-    cluster = fitted(
-        Machine(runs=one), Machine(runs=two, bandwidth=2e9), Machine(runs=four, bandwidth=1e9)
+    one = Machine(runs=[as_told(given, Axes(1, 1, 1)) for given in ONE])
+    runs: dict[int, list[Stepped]] = {}
+    for ranks in (2, 4):
+        runs[ranks] = [as_told(given, Axes(ranks, 1, 1)) for given in AT_ONCE]
+        meshes = [axes for axes in COLLECTIVES.values() if axes.size == ranks]
+        runs[ranks] += [as_told(given, axes) for axes in meshes for given in CUT]
+    sending = {"send": LOCAL.within_node.overhead}
+    runs[2] += [as_told(given, Axes(1, 2, 1)).model_copy(update=sending) for given in RING]
+    two, four = (
+        Machine(runs=runs[ranks], bandwidth=LOCAL.bandwidths[f"{ranks} of {ranks}"])
+        for ranks in (2, 4)
     )
-    for key, axes in calibrate._COLLECTIVES.items():
-        run = run_of(calibrate._config(calibrate._CUT, axes), calibrate.VOCABULARY, axes)
-        assert Step(run, cluster).seconds == pytest.approx(2.0, rel=1e-3), key
-    assert cluster.contention == pytest.approx(1.2)
-    assert cluster.crowding == pytest.approx(1.3)
-    assert cluster.within_node.overhead == 3e-5
-    axes = Axes(1, 2, 1)
-    run = run_of(calibrate._config(calibrate._RING, axes), calibrate.VOCABULARY, axes)
-    assert Step(run, cluster).seconds == pytest.approx(1.6, rel=1e-3)
+    cluster = fitted(calibrate._cluster(two, four), one, two, four)
+    assert cluster.contention == pytest.approx(LOCAL.contention, rel=0.02)
+    assert cluster.crowding == pytest.approx(LOCAL.crowding, rel=0.02)
+    for figures in ("collectives", "bandwidths", "exchanges"):
+        assert getattr(cluster, figures) == pytest.approx(getattr(LOCAL, figures), rel=0.05)
+    for of, axes in ((RING[0], Axes(1, 2, 1)), (CUT[1], Axes(2, 1, 2)), (ONE[7], Axes(1, 1, 1))):
+        run = of.run(axes)
+        assert Step(run, cluster).seconds == pytest.approx(Step(run, LOCAL).seconds, rel=0.02)
     file = tmp_path / "local.yaml"
     file.write_text(cluster_yaml(cluster))
     assert load_cluster(file) == cluster
