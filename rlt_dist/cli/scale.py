@@ -65,7 +65,7 @@ def calibrate(
     ),
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Of each of some 50 short runs, twice.")
-    ] = 1.0,
+    ] = 0.5,
 ) -> None:
     """Measure this machine and write its cluster file: what predictions for it are made from.
 

@@ -16,8 +16,10 @@ from rlt_dist.costs.cluster import ClusterConfig, LinkConfig, Precision
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.study.calibration import AT_ONCE, COLLECTIVES, CUT, ONE, RING, VOCABULARY
 from rlt_dist.study.fitted import fitted
-from rlt_dist.study.measure_machine import Machine, Request, measure_machine
+from rlt_dist.study.measure_machine import Machine, Request, mean_of, measure_machine
 
+_TURNS = 2
+"""How often all is measured, in turn: a machine is not equally fast at all times."""
 _TRIES, _QUIET = 3, 0.1
 """How often something is measured, and the cores that others may keep busy the while."""
 _PRODUCT = 1024
@@ -39,19 +41,21 @@ def calibrate(folder: Path, seconds: float, say: Say) -> ClusterConfig:
 
     Args:
         folder: for what is measured on the way.
-        seconds: of each run, of which there are about 50.
+        seconds: of each run, of which there are about 50, each time.
         say: told what is measured.
 
     Raises:
         UserError: a rank failed.
     """
-    say(f"{len(ONE)} runs of one rank")
-    one = _measure(1, [given.config(Axes(1, 1, 1)) for given in ONE], seconds, folder, say)
-    say("two ranks at once, and their messages")
     ring = [given.config(Axes(1, 2, 1)) for given in RING]
-    two = _measure(2, [*_at_once(2), *ring], seconds, folder, say)
-    say("four ranks at once, and their messages")
-    four = _measure(4, _at_once(4), seconds, folder, say)
+    alone = [given.config(Axes(1, 1, 1)) for given in ONE]
+    runs = {1: alone, 2: [*_at_once(2), *ring], 4: _at_once(4)}
+    found: dict[int, list[Machine]] = {ranks: [] for ranks in runs}
+    for turn in range(_TURNS):
+        for ranks, configs in runs.items():
+            say(f"{len(configs)} runs of {ranks} at once, {turn + 1} of {_TURNS}")
+            found[ranks].append(_measure(ranks, configs, seconds, folder, say))
+    one, two, four = map(mean_of, found.values())
     return fitted(_cluster(two, four), one, two, four)
 
 
@@ -83,7 +87,8 @@ def _cluster(two: Machine, four: Machine) -> ClusterConfig:
     sends = [run.send for run in two.runs if run.send is not None]
     assert two.bandwidth is not None
     assert four.bandwidth is not None
-    link = LinkConfig(latency=0.0, bandwidth=two.bandwidth, overhead=sum(sends) / len(sends))
+    # A short message's: what else a long one's sender waits for is its copying.
+    link = LinkConfig(latency=0.0, bandwidth=two.bandwidth, overhead=min(sends))
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     figures: dict[str, Any] = {

@@ -86,11 +86,13 @@ ONE = (*AT_ONCE, *ALONE)
 RING = (
     Given(_rlt(64, 4, 2, 2), 16, 32),
     Given(_rlt(128, 4, 2, 2, feedback=4, memory_len=128), 16, 48),
+    Given(_rlt(176, 4, 3, 2, memory_len=96), 16, 48),
 )
 """What messages are measured on, by a pipeline of two."""
 CUT = (
     Given(_rlt(64, 4, 1, 1), 8, 16),
-    Given(_rlt(128, 4, 2, 2, memory_len=128), 12, 32),
+    Given(_rlt(128, 4, 2, 2, memory_len=128), 12, 16),
+    Given(_rlt(192, 4, 1, 2, memory_len=96), 16, 16),
     Given(_xl(128, 4, 2), 16, 32),
 )
 """What short collectives are, by tensor ranks."""

@@ -55,7 +55,7 @@ def fitted(cluster: ClusterConfig, one: Machine, two: Machine, four: Machine) ->
         exchange = {f"{ranks} of {ranks}": _exchange(cluster, ranks, machine)}
         cluster = _with(cluster, exchanges={**cluster.exchanges, **exchange})
     for _ in range(_ROUNDS):
-        cluster = _slowed(cluster, several)
+        cluster = _slowed(cluster, one, several)
         cluster = _collectives(cluster, several)
         ring = _steps(RING, Axes(1, 2, 1), two.runs[len(AT_ONCE) + len(CUT) :])
         cluster = _sought(cluster, ring, _with_latency, _SECONDS)
@@ -143,14 +143,20 @@ def _share(cluster: ClusterConfig, ranks: int) -> float:
     return max(1.0, ranks / (cluster.cores or ranks))
 
 
-def _slowed(cluster: ClusterConfig, several: Mapping[int, Machine]) -> ClusterConfig:
+def _slowed(cluster: ClusterConfig, one: Machine, several: Mapping[int, Machine]) -> ClusterConfig:
     """With what computing at once costs: on as many ranks as there are cores, and on more."""
     cores = cluster.cores or 1
-    full = {n: machine for n, machine in several.items() if n == cores}
-    crowded = {n: machine for n, machine in several.items() if n > cores}
-    for key, machines in (("contention", full), ("crowding", crowded)):
+    # By how much these runs differ from what rates say of them is not what is sought.
+    alone = _steps(AT_ONCE, Axes(1, 1, 1), one.runs)
+    told = [Step(run, cluster).seconds / seconds for run, seconds in alone]
+    crowded = {n for n in several if n > cores}
+    for key, chosen in (("contention", {cores}), ("crowding", crowded)):
         steps = [
-            pair for n, of in machines.items() for pair in _steps(AT_ONCE, Axes(n, 1, 1), of.runs)
+            (run, seconds * scale)
+            for n in chosen & several.keys()
+            for (run, seconds), scale in zip(
+                _steps(AT_ONCE, Axes(n, 1, 1), several[n].runs), told, strict=True
+            )
         ]
         if steps:
             cluster = _sought(cluster, steps, partial(_with_figure, key), _SLOWER)

@@ -33,10 +33,8 @@ from rlt_dist.util.files import write_atomic
 REQUEST, MEASURED = "request.json", "measured.json"
 _ENDLESS = 1 << 60
 """Mean tokens of a document: all lanes are at the same place, as costs have it."""
-_ROUNDS = 2
-"""How often all runs are measured, one after the other: a machine is not alike at all times."""
-_MOST, _LEAST = 40, 4
-"""Passes of a run in a round."""
+_MOST, _LEAST = 40, 3
+"""Passes of a run."""
 _LONG = 1 << 20
 """Float32 numbers of a long message."""
 
@@ -46,7 +44,7 @@ class Request(BaseModel):
 
     Attributes:
         configs: runs; their meshes have the ranks of the launch.
-        seconds: of each in a round, after which nothing more is measured.
+        seconds: of each, after which nothing more is measured.
     """
 
     configs: list[RunConfig]
@@ -95,6 +93,26 @@ class Machine(BaseModel):
     bandwidth: float | None = None
 
 
+def mean_of(machines: Sequence[Machine]) -> Machine:
+    """What a machine did when it was measured several times."""
+    bandwidths = [of.bandwidth for of in machines if of.bandwidth is not None]
+    return Machine(
+        runs=[_mean(runs) for runs in zip(*(of.runs for of in machines), strict=True)],
+        bandwidth=fmean(bandwidths) if bandwidths else None,
+    )
+
+
+def _mean(runs: Sequence[Stepped]) -> Stepped:
+    sends = [run.send for run in runs if run.send is not None]
+    return Stepped(
+        samples=[sample for run in runs for sample in run.samples],
+        computing=fmean(run.computing for run in runs),
+        step=fmean(run.step for run in runs),
+        update=fmean(run.update for run in runs),
+        send=fmean(sends) if sends else None,
+    )
+
+
 def measure_machine(ranks: int, request: Request, folder: Path) -> Machine:
     """Run it as so many ranks here.
 
@@ -111,26 +129,10 @@ def measure_rank(folder: Path) -> None:
     """One rank's part in it."""
     request = Request.model_validate_json((folder / REQUEST).read_text())
     with open_world() as world:
-        rounds = [
-            [_run(config, request, world) for config in request.configs] for _ in range(_ROUNDS)
-        ]
-        bandwidth = _bandwidth(world) if world.size > 1 else None
+        runs = [_run(config, request, world) for config in request.configs]
+        found = Machine(runs=runs, bandwidth=_bandwidth(world) if world.size > 1 else None)
         if world.leads:
-            runs = [_mean(of) for of in zip(*rounds, strict=True)]
-            write_atomic(
-                folder / MEASURED, Machine(runs=runs, bandwidth=bandwidth).model_dump_json()
-            )
-
-
-def _mean(runs: Sequence[Stepped]) -> Stepped:
-    """A run's figures of all rounds."""
-    return Stepped(
-        samples=[sample for run in runs for sample in run.samples],
-        computing=fmean(run.computing for run in runs),
-        step=fmean(run.step for run in runs),
-        update=fmean(run.update for run in runs),
-        send=fmean(run.send for run in runs if run.send is not None) if runs[0].send else None,
-    )
+            write_atomic(folder / MEASURED, found.model_dump_json())
 
 
 # -- steps -------------------------------------------------------------------------------------
