@@ -10,8 +10,10 @@ A conversation is a value: from the same one, any number of others can go on.
 """
 
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 
 import safetensors.torch
@@ -28,7 +30,9 @@ from rlt_dist.models.transformer_xl.frozen import Guard
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 
-FORMAT = "rlt-dist conversation 1"
+FORMAT = "rlt-dist conversation 2"
+_HASH = "sha256"
+"""Of all else in a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,8 @@ class Speaker:
         # Cloned: entries of a cache may be part of a larger tensor.
         own = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
         about = {"format": FORMAT, "model": self._known_by, "tokenizer": self._tokenizer}
-        write_atomic(path, safetensors.torch.save(own, about))
+        whole = {_HASH: _hash(own.items(), _line(about))}
+        write_atomic(path, safetensors.torch.save(own, about | whole))
 
     def restore(self, path: Path, *, replay: bool = False) -> Conversation:
         """Read a conversation.
@@ -129,8 +134,8 @@ class Speaker:
                 weights.
 
         Raises:
-            UserError: it is none, was held by another model, or by one with other weights or
-                choices and is not to be replayed; or its tokens are another tokenizer's.
+            UserError: it is none, or is damaged; was held by another model, or by one with other
+                weights or choices and is not to be replayed; or its tokens are another tokenizer's.
         """
         tensors, about = _read_file(path)
         if about["tokenizer"] != self._tokenizer:
@@ -161,11 +166,19 @@ class Speaker:
 
 def fingerprint(trained: Trained) -> str:
     """What a model's states depend on, as a hash: configuration, precision, every weight."""
-    digest = hashlib.sha256(trained.model.config.model_dump_json().encode())
-    digest.update(trained.config.train.precision.encode())
-    for name, parameter in trained.model.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
-        flat = parameter.detach().cpu().contiguous().flatten()
+    about = trained.model.config.model_dump_json() + trained.config.train.precision
+    return _hash(trained.model.named_parameters(), about)
+
+
+def _line(about: Mapping[str, str]) -> str:
+    return " ".join(f"{name} {about[name]}" for name in sorted(about))
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]], about: str) -> str:
+    digest = hashlib.sha256(about.encode())
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().flatten()
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
@@ -181,4 +194,6 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         about = {}
     if about.get("format") != FORMAT:
         raise UserError(f"{path}: is no conversation that this release can read; begin anew")
+    if about.pop(_HASH, None) != _hash(tensors.items(), _line(about)):
+        raise UserError(f"{path}: is damaged; take a copy of it, or begin anew")
     return tensors, about

@@ -142,6 +142,19 @@ def test_a_reply_that_is_cut_off_is_ended(speaker: Any, monkeypatch: pytest.Monk
     assert held.unread.tolist() == [65, 256]
 
 
+def test_a_damaged_file_is_refused(speaker: Any, tmp_path: Path) -> None:
+    of, path = speaker("rlt1"), tmp_path / "talk"
+    of.save(talk(of), path)
+    whole = path.read_bytes()
+    for place in range(8, len(whole), len(whole) // 40):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"is damaged|is no conv|other weights|another tok"):
+            of.restore(path)
+        path.write_bytes(whole[:place])
+        with pytest.raises(UserError, match="is no conversation"):
+            of.restore(path)
+
+
 @pytest.mark.parametrize("wrong", ["nothing", "text", "other tensors", "another tokenizer"])
 def test_what_is_no_conversation_is_refused(
     speaker: Any, tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
