@@ -40,9 +40,17 @@ def log_distribution(logits: Tensor, sampling: Sampling) -> Tensor:
     Temperature comes first, then top-k, then top-p on what is left. Tokens outside the support have
     -inf. Gradients run to the logits of those inside; which those are has none.
     """
-    scaled = logits / sampling.temperature if sampling.temperature else logits
+    scaled = _scaled(logits, sampling.temperature)
     outside = _outside(scaled.detach(), sampling)
     return (scaled if outside is None else scaled.masked_fill(outside, -torch.inf)).log_softmax(-1)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    """Logits by temperature, the greatest of them 0: so none overflows however cold it is."""
+    if temperature == 0:
+        return logits
+    greatest = logits.detach().amax(dim=-1, keepdim=True)
+    return (logits - greatest) / max(temperature, torch.finfo(logits.dtype).tiny)
 
 
 def _outside(scaled: Tensor, sampling: Sampling) -> Tensor | None:

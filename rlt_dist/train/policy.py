@@ -24,7 +24,9 @@ def group_advantages(rewards: Tensor) -> Tensor:
     """
     above = rewards - rewards.mean(dim=1, keepdim=True)
     spread = above.square().mean(dim=1, keepdim=True).sqrt()
-    return torch.where(spread > 0, above / spread.clamp(min=1e-12), 0.0)
+    # Not by the spread, which the mean's rounding leaves above 0.
+    alike = (rewards == rewards[:, :1]).all(dim=1, keepdim=True)
+    return (above / spread.clamp(min=1e-12)).masked_fill(alike, 0.0)
 
 
 def policy_objective(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlt_dist.inference.replay import replay, to_batch
 from rlt_dist.inference.sample import Episode, sample
-from rlt_dist.inference.sampling import Sampling, log_distribution
+from rlt_dist.inference.sampling import Sampling, draw, log_distribution
 from rlt_dist.models.build import Model, initial_model
 from rlt_dist.util.errors import UserError
 
@@ -185,6 +185,19 @@ def test_actions_outside_the_support_are_counted_and_their_ratios_refused(lively
     assert all(gradient.isfinite().all() for gradient in gradients)
     # Without top-k and top-p, everything can be drawn.
     assert replay(model, config, [replace(e, sampling=Sampling()) for e in episodes]).ratios().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-9, 1e-38, 1e-45, 1e-300])
+def test_however_cold_it_is_the_most_likely_token_is_drawn(
+    dtype: torch.dtype, temperature: float
+) -> None:
+    logits = torch.tensor([[1e3, -1e3, 1001.0, 0.0], [-5.0, -6.0, -9.0, -7.0]], dtype=dtype)
+    uniform = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    for sampling in (Sampling(temperature), Sampling(temperature, top_k=3, top_p=0.9)):
+        tokens, scores = draw(logits, sampling, uniform)
+        assert tokens.tolist() == [2, 0]
+        assert scores.tolist() == [0, 0]
 
 
 def test_each_episode_is_scored_under_its_own_sampling(lively: Any) -> None:

@@ -31,6 +31,11 @@ def test_advantages_are_deviations_from_the_group() -> None:
     assert torch.allclose(found, expected)
 
 
+@pytest.mark.parametrize("reward", [0.1, 0.7, 1e-9, 3e7])
+def test_a_group_that_did_alike_has_no_advantage(reward: float) -> None:
+    assert not any(group_advantages(torch.full((2, n), reward)).any() for n in range(1, 20))
+
+
 class Lab:
     """A small policy, what it drew, and advantages of it."""
 
