@@ -13,7 +13,10 @@ with the short context counts, so that no model gains by being bad at it; r says
 are that count. With a step D, the length is the first of c = c_0, c_0 + D, ... at which
 g_i(c, c + D) < 0.01.
 
-So it is relative to the group, to D and to c_0, which here is D.
+So it is relative to the group, to D and to c_0. What the paper leaves open is this project's
+choice: c_0 is D, and no length is shorter; r of the tokens are rounded to whole ones; a model reads
+the c tokens of context from an empty state, and one with a window those at their end that it can
+see; where each step up to the longest context gains enough, the length is that context, or more.
 """
 
 from collections.abc import Mapping, Sequence
