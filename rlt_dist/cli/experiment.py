@@ -22,7 +22,7 @@ def policy(
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each seed.")] = 1000,
     target: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 where a seed's accuracy at training length is below."),
+        typer.Option(min=0, max=1, help="Exit with 1 where a seed's accuracy at 8 bits is below."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object a line.")] = False,
 ) -> None:

@@ -39,8 +39,9 @@ def context(
     target: Annotated[
         float | None,
         typer.Option(
+            min=0,
             help="Exit with 1 where Transformer-XL's effective length is below so many times the "
-            "plain Transformer's, at any r."
+            "plain Transformer's, at any r.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object a model.")] = False,

@@ -30,7 +30,10 @@ def state_tracking(
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
     supervise: Annotated[
         Literal["every", "final"],
-        typer.Option(help="The state after every operation is to be predicted, or the last one."),
+        typer.Option(
+            help="The state after every operation is to be predicted, or the last one; of mod5 and "
+            "addition all that there is."
+        ),
     ] = "every",
     lengths: Annotated[
         str | None, typer.Option(help="Of programs tested by, comma-separated [default: recipe's].")
@@ -38,7 +41,9 @@ def state_tracking(
     programs: Annotated[int, typer.Option(min=1, help="Tested by, of each length.")] = 2048,
     target: Annotated[
         float | None,
-        typer.Option(help="Exit with 1 where a seed's final-state accuracy is below."),
+        typer.Option(
+            min=0, max=1, help="Exit with 1 where a seed's final-state accuracy is below."
+        ),
     ] = None,
     target_length: Annotated[
         int | None, typer.Option(help="At which length [default: the longest].")
@@ -54,10 +59,11 @@ def state_tracking(
 
     Models are of as many parameters: rlt1 (feedback of every state), rlt2 (of every fourth), rlt0
     (none), token (of the previous token's embedding instead), transformer, gru. Those with feedback
-    are tested with the feedback cut (alpha 0), too.
+    are tested with the feedback cut (alpha 0), too, and with attention back to a program's start.
 
     Each seed is a run of its own, trained by `rlt-dist train` on one thread, twice as many at once
-    as there are cores; the same command goes on with what was broken off, and leaves alone what is
+    as there are cores. Seeds differ in initial weights and in the order of the same programs. The
+    same command goes on with what was broken off, and leaves alone what is
     done. Results of all runs in OUTPUT are written there together.
 
     Shown over seeds: mean, standard deviation, minimum and maximum of the share of programs whose
@@ -119,7 +125,7 @@ def _show(experiment: "Experiment", rows: Sequence[dict[str, Any]], *, as_json: 
     typer.echo(
         f"{experiment.task}, {experiment.model}, {one['supervised']} state supervised, "
         f"{len(experiment.seeds)} seeds: {one['parameters']:,} parameters, "
-        f"{one['tokens']:,} tokens, {one['trained_on']:,} programs, {one['flops']:.2e} FLOPs"
+        f"{one['tokens']:,} tokens, {one['trained_on']:,} programs read, {one['flops']:.2e} FLOPs"
     )
     table = Table(box=box.SIMPLE)
     for name in ("length", "", "mean", "spread", "min", "max", "states right", "none wrong"):

@@ -31,7 +31,7 @@ _LEAVES = (STATUS["stopped"], -signal.SIGTERM)
 
 
 def train_side_by_side(
-    runs: Sequence[RunConfig], watch: Watch, *, at_once: int | None = None, threads: int = 1
+    runs: Sequence[RunConfig], watch: Watch, *, at_once: int | None = None
 ) -> bool:
     """Train runs until all are done.
 
@@ -42,8 +42,8 @@ def train_side_by_side(
 
     Args:
         runs: each with a folder of its own; they are begun in this order.
-        at_once: how many are trained at a time; None: as many as have cores of their own.
-        threads: of each.
+        at_once: how many are trained at a time, each on one thread; None: as many as there are
+            cores.
 
     Returns:
         whether all are done; if not, they were asked to stop, and the same call goes on.
@@ -55,7 +55,7 @@ def train_side_by_side(
     runs = [config.resolved() for config in runs]
     for config in runs:
         check_unchanged(config)
-    places = at_once or max(1, len(os.sched_getaffinity(0)) // threads)
+    places = at_once or len(os.sched_getaffinity(0))
     waiting = deque(config for config in runs if not is_done(config))
     working: list[_Training] = []
     failed: list[str] = []
@@ -64,7 +64,7 @@ def train_side_by_side(
             told = 0
             while working or (waiting and not heard):
                 while waiting and len(working) < places and not heard:
-                    working.append(_begin(waiting.popleft(), threads))
+                    working.append(_begin(waiting.popleft()))
                 time.sleep(_PERIOD)
                 asked = len(heard)
                 for training in working:
@@ -113,13 +113,13 @@ class _Training:
         return f"{self.config.run_folder.name}: {killed}{last} (see {self.log})"
 
 
-def _begin(config: RunConfig, threads: int) -> _Training:
+def _begin(config: RunConfig) -> _Training:
     file, log = (_beside(config, ending) for ending in ("yaml", "log"))
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, config.to_yaml())
     with log.open("w") as said:
         command = (sys.executable, "-m", "rlt_dist", "train", str(file))
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         process = begin(command, environment, output=said, errors=said)
     return _Training(config, process, log)
 

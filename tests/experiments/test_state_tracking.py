@@ -28,13 +28,14 @@ from rlt_dist.experiments.state_tracking.recipes import (
     recipe_of,
     run_config,
 )
+from rlt_dist.experiments.state_tracking.results import decisive
 from rlt_dist.experiments.state_tracking.run import FED_BACK, SCORES
 from rlt_dist.experiments.state_tracking.score import Trial
 from rlt_dist.jobs.status import last_record
 from rlt_dist.tasks.catalogue import TASKS
 from rlt_dist.tasks.task import FIRST
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.lock import holder
+from rlt_dist.util.lock import holder, locked
 from rlt_dist.util.records import read_records
 
 Once = Callable[[str, Callable[[Path], object]], Path]
@@ -166,7 +167,8 @@ def test_what_was_killed_goes_on_and_a_missed_target_is_told(shown: Path) -> Non
 def test_each_row_says_what_it_took(shown: Path, strict_json: Any) -> None:
     rows = [strict_json(line) for line in (shown / "said.jsonl").read_text().splitlines()]
     places = {(row["seed"], row["length"], row["cut"]) for row in rows}
-    assert {row["reach"] for row in rows} == {5}
+    # As far as in training, but for what has nothing else to go by.
+    assert all(row["reach"] == (row["length"] if row["cut"] else 5) for row in rows)
     assert places == {(s, n, cut) for s in (0, 1) for n in LENGTHS for cut in (False, True)}
     assert len(rows) == len(places)
     for row in rows:
@@ -205,7 +207,40 @@ def test_mistakes_are_told_before_anything_is_made(
     odd = words(output, "--task", "mod5", "--lengths", "4")
     is_one_error(command(*odd, "lengths=[3]"), "of length 4", "odd")
     is_one_error(command(*words(output), "width=15"), "rlt1 by the recipe", "15")
+    is_one_error(command(*words(output), "lengths=[]"), "lengths", "at least 1 item")
+    is_one_error(command(*words(output), "tested=[]"), "tested", "at least 1 item")
+    is_one_error(command(*words(output), "ffn=9000"), "ffn", "less than or equal to 4096")
+    for task in ("mod5", "addition"):
+        final = words(output, "--task", task, "--supervise", "final", "--lengths", "5")
+        is_one_error(command(*final, "lengths=[3]"), f"{task} has no states on the way")
+    for share in ("nan", "99.9", "-0.1"):
+        assert command(*words(output, "--target", share))[0] == 2
     assert not output.exists()
+
+
+def test_a_seed_is_tested_by_one_process_at_a_time(command: Any, shown: Path) -> None:
+    with locked(run_of(shown / "out", 1), "tests what was trained"):
+        code, _, said = command(*words(shown / "out"))
+    assert code == 1
+    assert "tests what was trained here" in said
+
+
+def test_a_plot_has_each_test_of_a_seed_once() -> None:
+    about = {"task": "parity", "supervised": "every", "model": "rlt1", "cut": False, "length": 8}
+    rows: list[dict[str, Any]] = [
+        about | {"seed": 0, "programs": 2048, "final": 0.2},
+        about | {"seed": 0, "programs": 2048, "final": 0.3},
+        about | {"seed": 0, "programs": 8, "final": 0.4},
+        about | {"seed": 1, "programs": 8, "final": 0.5},
+    ]
+    assert {row["seed"]: row["final"] for row in decisive(rows)} == {0: 0.3, 1: 0.5}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_can_be_as_large_as_the_largest_recipe(model: str) -> None:
+    recipe = recipe_of("parity", ["width=4096", "ffn=4096"])
+    wanted = parameters_of(fitted("rlt1", recipe, 5, 32), 5)
+    assert wanted <= parameters_of(fitted(model, recipe, 5, 32), 5) < 1.01 * wanted
 
 
 def test_scores_do_not_depend_on_the_pieces_that_are_scored(

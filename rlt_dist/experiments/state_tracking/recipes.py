@@ -1,16 +1,17 @@
 """What is trained on each task, as data; and the models compared, of as many parameters each.
 
-2 encoder and 2 decoder layers, 2 heads and a window of 4, after the small models of arXiv
-2610.07591 and of a study of why results with them differ: long programs must be frequent in every
-step, or attention's shortcut through short ones is learned instead of the recurrence.
+Those of parity and five_state are as large as the small models of arXiv 2610.07591, and like them
+trained on at most 32 operations. Layers, heads, windows, rates and the mixtures of lengths are this
+project's choices. Long programs are frequent in every step: otherwise attention's shortcut through
+short ones is learned instead of the recurrence.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rlt_dist.config.load import Strict, apply_override, validate
 from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
@@ -21,20 +22,24 @@ from rlt_dist.parallel.plan.counts import count_parameters
 _LOOKS = 10
 """Validations and checkpoints of a run."""
 
-_WIDEST = 1 << 13
-"""That a model is fitted to."""
+_WIDEST = 1 << 14
+"""A size at which any model has more parameters than the largest recipe's RLT-1."""
+
+
+Lengths = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+Width = Annotated[int, Field(gt=0, le=1 << 12)]
 
 
 class Recipe(Strict):
     """How a task is learned."""
 
-    lengths: tuple[PositiveInt, ...]
+    lengths: Lengths
     """Of the programs in every row of a batch, each row in an order of its own."""
-    tested: tuple[PositiveInt, ...]
+    tested: Lengths
     """Lengths of the programs that a trained model is tested by."""
-    width: PositiveInt
+    width: Width
     """With ffn, RLT-1's; the other models are given as many parameters."""
-    ffn: PositiveInt
+    ffn: Width
     heads: PositiveInt = 2
     window: PositiveInt = 4
     alpha: float = 0.5

@@ -2,7 +2,7 @@
 
 OUT/results.json   all rows of all runs in OUT
 OUT/results.csv    the same as a table, the recipe's values as columns
-OUT/TASK-SUPERVISED.png  accuracy over length, a line a model
+OUT/TASK-SUPERVISED.png  accuracy over length, a line a model: all seeds, each test once
 """
 
 import csv
@@ -88,10 +88,17 @@ def write_results(output: Path) -> None:
     def drawn(row: Row) -> tuple[str, str]:
         return row["task"], row["supervised"]
 
-    for (task, supervised), group in groupby(sorted(rows, key=drawn), key=drawn):
+    for (task, supervised), group in groupby(sorted(decisive(rows), key=drawn), key=drawn):
         figure = _plot(task, supervised, list(group))
         with atomic_path(output / f"{task}-{supervised}.png") as path:
             figure.savefig(path, format="png", dpi=_DPI)
+
+
+def decisive(rows: Iterable[Row]) -> Iterable[Row]:
+    """Of each seed's tests at a length those with the most programs; of as many, the last one."""
+    names = ("task", "supervised", "model", "seed", "length", "cut")
+    ordered = sorted(rows, key=lambda row: row["programs"])
+    return {tuple(row[name] for name in names): row for row in ordered}.values()
 
 
 def _csv(rows: Sequence[Row]) -> str:

@@ -6,6 +6,7 @@ OUT/runs/NAME/scores.jsonl what its tests gave, an object for each
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from os import sched_getaffinity
 from pathlib import Path
@@ -21,6 +22,8 @@ from rlt_dist.experiments.state_tracking.recipes import Recipe, parameters_of, r
 from rlt_dist.experiments.state_tracking.score import Trial, score
 from rlt_dist.experiments.training import Watch, train_side_by_side
 from rlt_dist.tasks.catalogue import TASKS
+from rlt_dist.util.errors import UserError
+from rlt_dist.util.lock import locked
 from rlt_dist.util.records import append_record, read_records, to_json
 
 SCORES = "scores.jsonl"
@@ -73,10 +76,14 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
         and the same call goes on.
 
     Raises:
-        UserError: there is no program of a length, the recipe makes no model, a seed was begun by
-            another one, or a run has failed.
+        UserError: there is no program of a length, the task has no states between that could be
+            left unsupervised, the recipe makes no model, a seed was begun by another one, or a run
+            has failed.
+        Trouble: another process trains or tests one of the seeds.
     """
     task, recipe, output = TASKS[experiment.task](), experiment.recipe, experiment.output
+    if not (experiment.every or task.every):
+        raise UserError(f"{experiment.task} has no states on the way to its final one to leave out")
     trials = _trials(experiment)
     corpus = Corpus(output / "corpora", experiment.task, recipe, experiment.every)
     sizes = [task.tokens(length) for length in recipe.lengths]
@@ -102,16 +109,17 @@ def _trials(experiment: Experiment) -> list[Trial]:
     """The longest, which take longest, first."""
     cuts = (False, True) if experiment.model in FED_BACK else (False,)
     return [
-        Trial(experiment.task, length, experiment.programs, _reach(experiment, length), cut)
+        Trial(experiment.task, length, experiment.programs, _reach(experiment, length, cut), cut)
         for length in sorted(experiment.lengths, reverse=True)
         for cut in cuts
     ]
 
 
-def _reach(experiment: Experiment, length: int) -> int | None:
+def _reach(experiment: Experiment, length: int, cut: bool) -> int | None:
     """As in training, where a state is carried on; else to the start of a program of that length.
 
-    Without a state, what is out of reach could not be told by any model.
+    Without a state, or with the feedback cut, what is out of reach could not be told by any model,
+    and that it is not told would say nothing about the model.
 
     Raises:
         UserError: there is no program of that length.
@@ -120,7 +128,7 @@ def _reach(experiment: Experiment, length: int) -> int | None:
     whole = task.tokens(length)
     if experiment.model == "gru":
         return None
-    if experiment.model in CARRYING and recipe.reach == "trained":
+    if experiment.model in CARRYING and recipe.reach == "trained" and not cut:
         return max(map(task.tokens, recipe.lengths))
     return whole
 
@@ -134,9 +142,14 @@ def _test(
 ) -> None:
     """Test runs side by side, in processes of their own; each result is kept as it comes."""
     facts = {folder: _facts(experiment, config) for folder, config in runs.items()}
-    known = {folder: [*map(_trial_of, read_records(folder / SCORES))] for folder in runs}
-    waiting = [(folder, trial) for trial in trials for folder in runs if trial not in known[folder]]
-    with local_workers(max(1, min(_cores(), len(waiting)))) as workers:
+    with ExitStack() as held:
+        for folder in runs:
+            held.enter_context(locked(folder, "tests what was trained"))
+        known = {folder: [*map(_trial_of, read_records(folder / SCORES))] for folder in runs}
+        waiting = [
+            (folder, trial) for trial in trials for folder in runs if trial not in known[folder]
+        ]
+        workers = held.enter_context(local_workers(max(1, min(_cores(), len(waiting)))))
         for done, (folder, trial, found) in enumerate(workers.run(score, waiting), 1):
             row = asdict(trial) | asdict(found) | dict(facts[folder])
             append_record(folder / SCORES, to_json(row))
@@ -147,7 +160,8 @@ def _test(
 def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
     """What a seed's rows have in common: how it was trained, and what that took.
 
-    FLOPs are the model's, forward and backward. Seconds are those of its steps.
+    FLOPs are the model's, forward and backward, the state full (`costs.flops`). Programs are those
+    read, in all epochs. Seconds are those of its steps.
     """
     recipe, steps = experiment.recipe, config.train.steps
     vocabulary = TASKS[experiment.task]().tokenizer.vocabulary
