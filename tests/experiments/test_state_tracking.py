@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from rlt_dist.checkpoint.run_folder import METRICS
+from rlt_dist.cli import experiment_state_tracking
 from rlt_dist.data.corpus.index import load_corpus
 from rlt_dist.data.stream.loader import Batch, LaneLoader
 from rlt_dist.data.stream.mixture import Share
@@ -22,6 +23,7 @@ from rlt_dist.experiments.state_tracking import corpora, score
 from rlt_dist.experiments.state_tracking.corpora import Corpus
 from rlt_dist.experiments.state_tracking.recipes import (
     MODELS,
+    RECIPES,
     Recipe,
     fitted,
     parameters_of,
@@ -95,6 +97,11 @@ def test_a_corpus_is_made_once_for_a_recipe(tmp_path: Path) -> None:
         replace(corpus, recipe=recipe.model_copy(update={"lengths": (3, 7)})),
     ]
     assert len({each.path for each in [corpus, *others]}) == 3
+
+
+def test_the_command_has_every_task_and_model_with_a_recipe() -> None:
+    assert get_args(experiment_state_tracking.Task) == tuple(TASKS) == tuple(RECIPES)
+    assert get_args(experiment_state_tracking.Model) == MODELS
 
 
 def test_models_have_as_many_parameters() -> None:
