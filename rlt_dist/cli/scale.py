@@ -34,8 +34,8 @@ def predict(
     """Say how long a step of each point takes on the study's cluster, and what its time goes into.
 
     The executor's own schedules are simulated with the cluster's costs; nothing is run. With
-    `mesh: best` every mesh of a point's devices that fits into memory is considered. Lanes are taken
-    to be at all places of their documents, their states full, and all targets scored.
+    `mesh: best` every mesh of a point's devices that fits into memory is considered. Lanes are
+    taken to be at all places of their documents, their states full, and all targets scored.
 
     Predictions are written to OUTPUT/predictions.json.
 

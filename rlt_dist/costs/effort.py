@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-Group = str | tuple[int, ...]
-"""Who takes part in a message: an axis of the mesh, `replica` (all axes but data), `world`, or the
-stages that share a parameter."""
+from rlt_dist.mesh.axes import Group
 
 
 class Purpose(StrEnum):

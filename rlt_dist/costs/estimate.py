@@ -7,7 +7,7 @@ from typing import Any
 
 from rlt_dist.costs.checkpoint import checkpoint_bytes
 from rlt_dist.costs.cluster import ClusterConfig
-from rlt_dist.costs.effort import Purpose, Transfer
+from rlt_dist.costs.effort import Purpose
 from rlt_dist.costs.fit import fullest_rank, remedies
 from rlt_dist.costs.flops import executed_flops, model_flops
 from rlt_dist.costs.memory import RankMemory
@@ -100,29 +100,16 @@ def busiest(run: Run) -> dict[tuple[str, str], tuple[int, int, int]]:
     found: dict[tuple[str, str], tuple[int, int, int]] = {}
     for stage in range(run.axes.pipeline):
         own: dict[tuple[str, str], tuple[int, int, int]] = {}
-        for transfer in step_traffic(run, Place(0, stage, 0)):
+        place = Place(0, stage, 0)
+        for transfer in step_traffic(run, place):
             key = transfer.axis, transfer.kind
             calls, handed, wire = own.get(key, (0, 0, 0))
             sent = transfer.bytes * transfer.calls
-            wire += transfer.on_wire(members(run, transfer))
+            wire += transfer.on_wire(len(run.axes.members(transfer.group, place)))
             own[key] = calls + transfer.calls, handed + sent, wire
         for key, sums in own.items():
             found[key] = max(found.get(key, sums), sums, key=lambda of: of[1])
     return found
-
-
-def members(run: Run, transfer: Transfer) -> int:
-    """How many ranks take part in a message."""
-    group, axes = transfer.group, run.axes
-    if isinstance(group, tuple):
-        return len(group)
-    return {
-        "data": axes.data,
-        "pipeline": axes.pipeline,
-        "tensor": axes.tensor,
-        "replica": axes.pipeline * axes.tensor,
-        "world": axes.size,
-    }[group]
 
 
 def refusal(found: Estimate, usable: float, giver: str, devices: int | None) -> str | None:

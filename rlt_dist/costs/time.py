@@ -21,7 +21,7 @@ from rlt_dist.costs.demand import Demand, demand_of
 from rlt_dist.costs.effort import Product, Transfer
 from rlt_dist.costs.run import Rank, Run
 from rlt_dist.costs.taken import STEP, UPDATE, Taken, demanded, rate_name, taken, updating
-from rlt_dist.mesh.axes import Axes, Place
+from rlt_dist.mesh.axes import Place
 from rlt_dist.parallel.schedule.instructions import Work
 
 
@@ -166,28 +166,3 @@ class Clock:
         ranks = (axes.rank(Place(0, stage, 0)) for stage in (source, target))
         link = self.link(ranks)
         return link.latency + bytes_ / link.bandwidth
-
-
-def members(axes: Axes, transfer: Transfer, place: Place) -> list[int]:
-    """The ranks that take part in a message of the rank at a place."""
-    group = transfer.group
-    if isinstance(group, tuple):
-        return [axes.rank(Place(place.data, stage, place.tensor)) for stage in group]
-    match group:
-        case "data":
-            own = (Place(data, place.stage, place.tensor) for data in range(axes.data))
-        case "tensor":
-            own = (Place(place.data, place.stage, tensor) for tensor in range(axes.tensor))
-        case "pipeline":
-            own = (Place(place.data, stage, place.tensor) for stage in range(axes.pipeline))
-        case "replica":
-            first = axes.rank(Place(place.data, 0, 0))
-            return list(range(first, first + axes.pipeline * axes.tensor))
-        case _:
-            return list(range(axes.size))
-    return [axes.rank(at) for at in own]
-
-
-def stage_seconds(clock: Clock, rank: Rank) -> Seconds:
-    """All work of one micro-batch on a stage."""
-    return together(clock.work(rank, work).times(count) for work, count in rank.alike())

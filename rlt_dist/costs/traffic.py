@@ -31,25 +31,17 @@ def step_traffic(run: Run, place: Place) -> list[Transfer]:
 
 def traffic_around(run: Run, place: Place) -> list[Transfer]:
     """What of it is not sent while micro-batches pass: sums of gradients, updates, decisions."""
-    return list(_sent_at_all(run, (*_gradients(run, place), *_decisions(run, place))))
+    return list(_sent_at_all(run, place, (*_gradients(run, place), *_decisions(run, place))))
 
 
 def _all(run: Run, place: Place) -> Iterator[Transfer]:
-    return _sent_at_all(run, (*_passes(run, place), *traffic_around(run, place)))
+    yield from _sent_at_all(run, place, _passes(run, place))
+    yield from traffic_around(run, place)
 
 
-def _sent_at_all(run: Run, transfers: Iterable[Transfer]) -> Iterator[Transfer]:
+def _sent_at_all(run: Run, place: Place, transfers: Iterable[Transfer]) -> Iterator[Transfer]:
     """Without those of a rank alone."""
-    ranks = {
-        "data": run.axes.data,
-        "tensor": run.axes.tensor,
-        "pipeline": run.axes.pipeline,
-        "replica": run.axes.pipeline * run.axes.tensor,
-        "world": run.axes.size,
-    }
-    for transfer in transfers:
-        if isinstance(transfer.group, tuple) or ranks[transfer.group] > 1:
-            yield transfer
+    return (sent for sent in transfers if len(run.axes.members(sent.group, place)) > 1)
 
 
 def _passes(run: Run, place: Place) -> Iterator[Transfer]:

@@ -1,13 +1,18 @@
 """Which rank stands where: data x pipeline x tensor, as arithmetic alone."""
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from rlt_dist.config.run import MeshConfig
 from rlt_dist.util.errors import UserError
 
 AXES = ("data", "pipeline", "tensor")
 """The axes, the slowest of a rank's number first."""
+
+Group = str | tuple[int, ...]
+"""Who takes part in a message: an axis of the mesh, `replica` (all axes but data), `world`, or the
+stages that share a parameter."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,21 @@ class Axes:
     def rank(self, place: Place) -> int:
         """The inverse of `place`."""
         return (place.data * self.pipeline + place.stage) * self.tensor + place.tensor
+
+    def members(self, group: Group, place: Place) -> Sequence[int]:
+        """The ranks that take part in a message of the rank at a place, in ascending order."""
+        if isinstance(group, tuple):
+            return [self.rank(replace(place, stage=stage)) for stage in group]
+        replica = self.pipeline * self.tensor
+        first, count, apart = {
+            "data": (replace(place, data=0), self.data, replica),
+            "pipeline": (replace(place, stage=0), self.pipeline, self.tensor),
+            "tensor": (replace(place, tensor=0), self.tensor, 1),
+            "replica": (Place(place.data, 0, 0), replica, 1),
+            "world": (Place(0, 0, 0), self.size, 1),
+        }[group]
+        start = self.rank(first)
+        return range(start, start + count * apart, apart)
 
     def overrides(self) -> list[str]:
         """The configuration of this mesh, as `KEY.SUB=VALUE`."""

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from rlt_dist.mesh.axes import AXES, Axes, Place
+from rlt_dist.mesh.axes import AXES, Axes, Group, Place
 from rlt_dist.mesh.line import Line, Meter
 from rlt_dist.mesh.world import World
-
-Group = str | tuple[int, ...]
-"""One of `METERED`, or the stages that share a parameter."""
 
 METERED = (*AXES, "replica", "world")
 """What messages are counted by; those of stages that share a parameter count as `pipeline`."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from rlt_dist.config.load import Strict, load_typed
+from rlt_dist.config.load import Strict, apply_override, load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import ClusterConfig, load_cluster
 from rlt_dist.mesh.axes import axes_of
@@ -23,8 +23,13 @@ _SAID = {
     "run_folder": "is that of a point in the study's folder",
     "train.steps": "is the study's `steps`",
     "train.cluster": "is the study's `cluster`",
+    "mesh.data": "is what other axes leave of the devices of the study's `nodes`",
 }
 """Keys that the study says itself."""
+_CHOSEN = {
+    f"mesh.{axis}": "is chosen by the study's `mesh: best`" for axis in ("pipeline", "tensor")
+}
+"""Those that it says besides where it chooses meshes."""
 
 COLUMNS = (
     *("point", "nodes", "devices", "mesh", "lanes", "tokens_per_step", "error_of_seconds"),
@@ -149,35 +154,53 @@ def _check_names(file: Path, points: tuple[Point, ...]) -> None:
 def _points(
     file: Path, study: StudyConfig, cluster: ClusterConfig, more: tuple[str, ...]
 ) -> Iterator[Point]:
-    base = file.parent / study.config
     for chosen in product(*(of.items() for of in study.vary.values())):
         labels = {name: label for name, (label, _) in zip(study.vary, chosen, strict=True)}
         own = [override for _, overrides in chosen for override in overrides]
         wished = [*study.overrides, *own, *more]
-        _check_said(file, wished)
-        plain = load_typed(base, RunConfig, wished)
-        for nodes in study.nodes:
-            lanes = _lanes(study, plain.data.lanes, nodes, f"{file}: {labels}")
-            mesh = "mesh.data=null"
-            if study.mesh == "configured":
-                open_mesh = plain.mesh.model_copy(update={"data": None})
-                mesh = f"mesh.data={axes_of(open_mesh, nodes * cluster.devices_per_node).data}"
-            given = [*wished, f"data.lanes={lanes}", mesh]
-            yield Point(nodes, labels, load_typed(base, RunConfig, given))
+        try:
+            yield from _by_nodes(file.parent / study.config, study, cluster, labels, wished)
+        except UserError as error:
+            which = ".".join(f"{name}={label}" for name, label in labels.items())
+            raise UserError(": ".join(filter(None, (str(file), which, str(error))))) from None
 
 
-def _check_said(file: Path, overrides: list[str]) -> None:
+def _by_nodes(
+    base: Path,
+    study: StudyConfig,
+    cluster: ClusterConfig,
+    labels: Mapping[str, str],
+    overrides: list[str],
+) -> Iterator[Point]:
+    """Points of the same labels."""
+    plain = load_typed(base, RunConfig, overrides)
+    _check_said(study, overrides)
+    for nodes in study.nodes:
+        mesh = "mesh.data=null"
+        if study.mesh == "configured":
+            open_mesh = plain.mesh.model_copy(update={"data": None})
+            mesh = f"mesh.data={axes_of(open_mesh, nodes * cluster.devices_per_node).data}"
+        given = [*overrides, f"data.lanes={_lanes(study, plain.data.lanes, nodes)}", mesh]
+        yield Point(nodes, labels, load_typed(base, RunConfig, given))
+
+
+def _check_said(study: StudyConfig, overrides: list[str]) -> None:
+    """Raises UserError where an override sets what the study says, alone or in a whole section."""
+    said = _SAID | _CHOSEN if study.mesh == "best" else _SAID
     for override in overrides:
-        if said := _SAID.get(override.partition("=")[0]):
-            raise UserError(f"{file}: {override}: {said}")
+        content: dict[str, Any] = {}
+        apply_override(content, override)
+        for key, why in said.items():
+            section, _, name = key.rpartition(".")
+            given = content.get(section) if section else content
+            if isinstance(given, dict) and name in given:
+                raise UserError(f"{override}: {key} {why}")
 
 
-def _lanes(study: StudyConfig, lanes: int, nodes: int, where: str) -> int:
+def _lanes(study: StudyConfig, lanes: int, nodes: int) -> int:
     if study.scaling == "strong":
         return lanes
     grown, left = divmod(lanes * nodes, min(study.nodes))
     if left:
-        raise UserError(
-            f"{where}: {lanes} lanes on {min(study.nodes)} nodes do not grow to {nodes}"
-        )
+        raise UserError(f"{lanes} lanes on {min(study.nodes)} nodes do not grow to {nodes}")
     return grown

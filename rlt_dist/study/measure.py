@@ -6,16 +6,28 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
 
 from rlt_dist.checkpoint.run_folder import CONFIG, METRICS, is_run_folder
 from rlt_dist.config.load import Strict, load_typed
 from rlt_dist.config.run import RunConfig
 from rlt_dist.mesh.axes import least_axes
 from rlt_dist.study.grid import Point
+from rlt_dist.util.errors import UserError
 from rlt_dist.util.records import read_records
 
-Record = dict[str, Any]
+
+class _Step(BaseModel):
+    """What a line of a run's metrics says of a step, among other things: see `Measured`."""
+
+    step: PositiveInt
+    seconds: PositiveFloat
+    loss: float | None = None
+    mfu: float | None = None
+    waiting: dict[str, float] | None = None
+    bubble: float | None = None
+    peak_memory: int | None = None
+    sent: dict[str, int] | None = None
 
 
 class Measured(Strict):
@@ -58,12 +70,12 @@ def measure(point: Point, folder: Path, warmup: int) -> Measured | None:
     Raises:
         UserError: the run's metrics are damaged.
     """
-    records = read_records(folder / METRICS)
-    counted = [record for record in records if record["step"] > warmup]
+    steps = _steps(folder / METRICS)
+    counted = [step for step in steps if step.step > warmup]
     if not counted or not is_run_folder(folder):
         return None
     config = load_typed(folder / CONFIG, RunConfig)
-    seconds = [record["seconds"] for record in counted]
+    seconds = [step.seconds for step in counted]
     low, median, high = (float(part) for part in np.percentile(seconds, (25, 50, 75)))
     return Measured(
         name=point.name,
@@ -77,25 +89,38 @@ def measure(point: Point, folder: Path, warmup: int) -> Measured | None:
         bubble=_median(counted, "bubble"),
         peak_memory=max(_values(counted, "peak_memory"), default=None),
         sent=max(_values(counted, "sent"), key=lambda sent: sum(sent.values()), default=None),
-        loss=records[-1]["loss"],
+        loss=steps[-1].loss,
     )
 
 
-def _values(records: Sequence[Record], key: str) -> list[Any]:
+def _steps(path: Path) -> list[_Step]:
+    """Raises UserError where a line is no step's."""
+    found = []
+    for line, record in enumerate(read_records(path), 1):
+        try:
+            found.append(_Step.model_validate(record))
+        except ValidationError as error:
+            key = ".".join(map(str, error.errors()[0]["loc"]))
+            raise UserError(
+                f"{path}:{line}: `{key}` is not a step's; remove the line, or the file"
+            ) from None
+    return found
+
+
+def _values(steps: Sequence[_Step], key: str) -> list[Any]:
     """What steps have of a figure that not every run records."""
-    return [record[key] for record in records if record.get(key) is not None]
+    return [value for step in steps if (value := getattr(step, key)) is not None]
 
 
-def _median(records: Sequence[Record], key: str) -> float | None:
-    values = _values(records, key)
+def _median(steps: Sequence[_Step], key: str) -> float | None:
+    values = _values(steps, key)
     return float(np.median(values)) if values else None
 
 
-def _waiting(records: Sequence[Record]) -> dict[str, float] | None:
+def _waiting(steps: Sequence[_Step]) -> dict[str, float] | None:
     """Shares of the time of the steps that tell it."""
-    known = [record for record in records if record.get("waiting") is not None]
+    known = [(step.seconds, step.waiting) for step in steps if step.waiting is not None]
     if not known:
         return None
-    whole = fmean(record["seconds"] for record in known)
-    axes = known[0]["waiting"]
-    return {axis: fmean(record["waiting"][axis] for record in known) / whole for axis in axes}
+    whole = fmean(seconds for seconds, _ in known)
+    return {axis: fmean(waiting[axis] for _, waiting in known) / whole for axis in known[0][1]}

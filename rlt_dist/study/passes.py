@@ -6,7 +6,7 @@ is simulated at two smaller sizes of each and extended along the lines between t
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import groupby, product
@@ -14,10 +14,9 @@ from math import ceil
 from typing import NamedTuple
 
 from rlt_dist.costs.cluster import LinkConfig
-from rlt_dist.costs.effort import Transfer
 from rlt_dist.costs.looped import LoopedRank
 from rlt_dist.costs.run import Rank, Run
-from rlt_dist.costs.time import Clock, Seconds, members, stage_seconds, together
+from rlt_dist.costs.time import Clock, Seconds, together
 from rlt_dist.mesh.axes import Place
 from rlt_dist.parallel.schedule.instructions import Kind, Message, Schedule, Send, Value, Work
 from rlt_dist.parallel.schedule.looped import looped
@@ -118,14 +117,26 @@ class Passes:
 
         So work that covers a shorter segment takes its share.
         """
-        known = {rank: _per_step(self.clock, rank) for rank in set(self.ranks)}
+        known = {rank: _per_step(timed) for rank, timed in self._timed.items()}
         return [known[rank] for rank in self.ranks]
 
     @cached_property
     def works(self) -> list[Seconds]:
         """By stage, all work on all micro-batches, alone."""
-        known = {rank: stage_seconds(self.clock, rank) for rank in set(self.ranks)}
-        return [known[rank].times(self.run.micro_batches) for rank in self.ranks]
+        count = self.run.micro_batches
+        known = {
+            rank: together(all_of for *_, all_of in timed).times(count)
+            for rank, timed in self._timed.items()
+        }
+        return [known[rank] for rank in self.ranks]
+
+    @cached_property
+    def _timed(self) -> dict[Rank, list[tuple[Work, int, Seconds]]]:
+        """All work on a micro-batch: how often it is done, and seconds of all of these together."""
+        return {
+            rank: [(work, n, self.clock.work(rank, work).times(n)) for work, n in rank.alike()]
+            for rank in set(self.ranks)
+        }
 
     @property
     def least(self) -> float:
@@ -250,8 +261,7 @@ class Passes:
 
     def _link_of_stages(self) -> LinkConfig:
         """What joins the stages of a replica at worst."""
-        axes = self.run.axes
-        return self.clock.link(members(axes, Transfer("pipeline", "send", 0), Place(0, 0, 0)))
+        return self.clock.link(self.run.axes.members("pipeline", Place(0, 0, 0)))
 
     def _hop(self, message: Message) -> float:
         return self._hop_seconds(message.value, message.source, message.target)
@@ -280,11 +290,11 @@ def end_of(timeline: Timeline) -> float:
     return max(stage[-1].end for stage in timeline)
 
 
-def _per_step(clock: Clock, rank: Rank) -> dict[Kind, Seconds]:
+def _per_step(timed: Iterable[tuple[Work, int, Seconds]]) -> dict[Kind, Seconds]:
     parts: dict[Kind, list[Seconds]] = defaultdict(list)
     covered: dict[Kind, int] = defaultdict(int)
-    for work, count in rank.alike():
-        parts[work.kind].append(clock.work(rank, work).times(count))
+    for work, count, all_of in timed:
+        parts[work.kind].append(all_of)
         covered[work.kind] += count * work.count
     return {kind: together(of).times(1 / covered[kind]) for kind, of in parts.items()}
 

@@ -123,13 +123,13 @@ def digest_of(study: Study, point: Point) -> str:
     return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def timeline(study: Study, point: Point) -> Timeline:
-    """One pass of a point's step, by stage, shortened where it is too long to be drawn.
+def timeline(study: Study, point: Point, axes: Axes) -> Timeline:
+    """One pass of a point's step on a mesh, by stage, shortened where it is too long to be drawn.
 
     Raises:
-        UserError: see `predict`.
+        UserError: the point cannot be cut so, or there is no corpus to tell the vocabulary.
     """
-    return _chosen(study, point)[0].passes.drawn()
+    return _step(study, point, _vocabulary(study, point), axes).passes.drawn()
 
 
 # -- the best mesh -----------------------------------------------------------------------------
@@ -150,9 +150,10 @@ def _chosen(study: Study, point: Point) -> tuple[Step, list[Rejected]]:
 def _tried(study: Study, point: Point) -> tuple[Step, list[Rejected]]:
     """Where no mesh fits, the best is the one that needs least memory."""
     devices = point.nodes * study.cluster.devices_per_node
+    vocabulary = _vocabulary(study, point)
     if study.config.mesh == "configured":
-        return _step(study, point, axes_of(point.config.mesh, devices)), []
-    steps = list(_possible(study, point, devices))
+        return _step(study, point, vocabulary, axes_of(point.config.mesh, devices)), []
+    steps = list(_possible(study, point, vocabulary, devices))
     if not steps:
         raise UserError(f"its model and lanes cannot be cut over {devices} devices")
     fitting = [step for step in steps if step.peak_memory <= study.cluster.usable]
@@ -174,11 +175,11 @@ def _tried(study: Study, point: Point) -> tuple[Step, list[Rejected]]:
     return best, sorted(rejected, key=lambda of: (not of.fits, of.seconds or inf, of.least))
 
 
-def _possible(study: Study, point: Point, devices: int) -> Iterator[Step]:
+def _possible(study: Study, point: Point, vocabulary: int, devices: int) -> Iterator[Step]:
     """A point's step on every mesh that it can be cut for."""
     for axes in meshes(devices):
         with suppress(UserError):
-            yield _step(study, point, axes)
+            yield _step(study, point, vocabulary, axes)
 
 
 def meshes(devices: int) -> Iterator[Axes]:
@@ -192,9 +193,9 @@ def _divisors(number: int) -> Iterator[int]:
     return (of for of in range(1, number + 1) if number % of == 0)
 
 
-def _step(study: Study, point: Point, axes: Axes) -> Step:
+def _step(study: Study, point: Point, vocabulary: int, axes: Axes) -> Step:
     """Raises UserError where the run cannot be cut so."""
-    compiled, vocabulary = study.cluster.cores is not None, _vocabulary(study, point)
+    compiled = study.cluster.cores is not None
     run = run_of(point.config, vocabulary, axes, compiled=compiled, apart=True)
     return Step(run, study.cluster)
 

@@ -62,7 +62,7 @@ def step_of(report: ScalingReport, name: str | None = None) -> Step | None:
         key=lambda each: (-parse_axes(each[1]).pipeline, each[0].point.nodes),
     )
     title = f"{row.point.name}, mesh {axes}"
-    passed = timeline(report.study, row.point)
+    passed = timeline(report.study, row.point, parse_axes(axes))
     return Step(row, picture({"as simulated": passed}, title, "s"))
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from rlt_dist.costs.cluster import ClusterConfig
 from rlt_dist.costs.fit import fullest_rank
 from rlt_dist.costs.run import Run
-from rlt_dist.costs.time import Clock, Seconds, members, together
+from rlt_dist.costs.time import Clock, Seconds, together
 from rlt_dist.costs.traffic import traffic_around
 from rlt_dist.mesh.axes import AXES, Place
 from rlt_dist.study.passes import Passes
@@ -85,7 +85,7 @@ class Step:
         for stage in self._ends:
             place, own = Place(0, stage, 0), defaultdict[str, float](float)
             for transfer in traffic_around(self.run, place):
-                ranks = members(self.run.axes, transfer, place)
+                ranks = self.run.axes.members(transfer.group, place)
                 share = transfer.axis if transfer.axis in AXES else "other"
                 own[share] += self.clock.transfer(transfer, ranks)
             found |= {share: max(found.get(share, 0.0), seconds) for share, seconds in own.items()}

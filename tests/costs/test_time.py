@@ -11,7 +11,7 @@ from rlt_dist.costs.demand import demand_of
 from rlt_dist.costs.effort import Product, Transfer
 from rlt_dist.costs.run import Run, run_of
 from rlt_dist.costs.taken import taken
-from rlt_dist.costs.time import Clock, measured, members
+from rlt_dist.costs.time import Clock, measured
 from rlt_dist.mesh.axes import Axes, Place
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 
@@ -146,7 +146,7 @@ def test_the_tensor_axis_shares_a_node_and_the_data_axis_does_not() -> None:
     axes = Axes(4, 2, 4)
     clock, place = Clock(run_on(axes), H100), Place(1, 0, 2)
     links = {
-        axis: clock.link(members(axes, Transfer(axis, "all_reduce", 8), place))
+        axis: clock.link(axes.members(axis, place))
         for axis in ("tensor", "pipeline", "replica", "data", "world")
     }
     within, between = H100.within_node, H100.between_nodes
@@ -154,8 +154,6 @@ def test_the_tensor_axis_shares_a_node_and_the_data_axis_does_not() -> None:
         **{"tensor": within, "pipeline": within, "replica": within},
         **{"data": between, "world": between},
     }
-    assert members(axes, Transfer("data", "send", 8), place) == [2, 10, 18, 26]
-    assert members(axes, Transfer((0, 1), "all_reduce", 8), place) == [10, 14]
     far = Axes(1, 4, 4)
     assert Clock(run_on(far), H100).hop(0, 0, 1) == within.latency
     assert Clock(run_on(far), H100).hop(0, 1, 2) == between.latency

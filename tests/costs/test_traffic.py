@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.costs.effort import Group
 from rlt_dist.costs.run import run_of
 from rlt_dist.costs.traffic import step_traffic
-from rlt_dist.mesh.axes import Axes, Place, parse_axes
+from rlt_dist.mesh.axes import parse_axes
 from rlt_dist.mesh.local import run_ranks
 
 PROGRAM = Path(__file__).parent / "ranks.py"
@@ -123,20 +122,6 @@ def counted(once: Any) -> Callable[[str, str], list[dict[str, Any]]]:
     return of
 
 
-def members(axes: Axes, place: Place, group: Group) -> tuple[int, ...]:
-    """The ranks that take part in a message of the rank at a place."""
-
-    def together(other: Place) -> bool:
-        data, stage = other.data == place.data, other.stage == place.stage
-        tensor = other.tensor == place.tensor
-        if isinstance(group, tuple):
-            return data and tensor and other.stage in group
-        alike = {"data": stage and tensor, "pipeline": data and tensor, "tensor": data and stage}
-        return (alike | {"replica": data, "world": True})[group]
-
-    return tuple(rank for rank in range(axes.size) if together(axes.place(rank)))
-
-
 @pytest.mark.parametrize(("mesh", "model"), ALL)
 def test_every_message_of_a_step_is_predicted(counted: Any, mesh: str, model: str) -> None:
     axes = parse_axes(mesh)
@@ -148,7 +133,8 @@ def test_every_message_of_a_step_is_predicted(counted: Any, mesh: str, model: st
         predicted: Counter[tuple[tuple[int, ...], str, int]] = Counter()
         of_axis = dict.fromkeys(sent["metered"], 0)
         for transfer in step_traffic(own, place):
-            key = members(axes, place, transfer.group), transfer.kind, transfer.bytes
+            ranks = tuple(axes.members(transfer.group, place))
+            key = ranks, transfer.kind, transfer.bytes
             predicted[key] += transfer.calls
             of_axis[transfer.axis] += transfer.bytes * transfer.calls
         found = {(tuple(r), kind, size): calls for r, kind, size, calls in sent["messages"]}

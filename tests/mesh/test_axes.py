@@ -3,7 +3,7 @@
 import pytest
 
 from rlt_dist.config.run import MeshConfig
-from rlt_dist.mesh.axes import Axes, Place, axes_of, parse_axes
+from rlt_dist.mesh.axes import Axes, Group, Place, axes_of, parse_axes
 from rlt_dist.util.errors import UserError
 
 SHAPES = [Axes(1, 1, 1), Axes(2, 1, 3), Axes(1, 4, 1), Axes(2, 3, 4)]
@@ -20,6 +20,30 @@ def test_every_rank_has_one_place_and_neighbours_share_the_tensor_axis(axes: Axe
     ]
     assert [axes.rank(place) for place in places] == list(range(axes.size))
     assert parse_axes(str(axes)) == axes
+
+
+def alike(axes: Axes, group: Group, rank: int) -> list[int]:
+    """Ranks that differ from one along a group's axes alone."""
+
+    def together(other: Place) -> bool:
+        data, stage = other.data == place.data, other.stage == place.stage
+        tensor = other.tensor == place.tensor
+        if isinstance(group, tuple):
+            return data and tensor and other.stage in group
+        alike = {"data": stage and tensor, "pipeline": data and tensor, "tensor": data and stage}
+        return (alike | {"replica": data, "world": True})[group]
+
+    place = axes.place(rank)
+    return [other for other in range(axes.size) if together(axes.place(other))]
+
+
+@pytest.mark.parametrize("axes", SHAPES, ids=str)
+def test_members_of_a_group_differ_along_its_axes_alone(axes: Axes) -> None:
+    groups: list[Group] = ["data", "pipeline", "tensor", "replica", "world"]
+    groups.append((0, axes.pipeline - 1) if axes.pipeline > 1 else (0,))
+    for rank in range(axes.size):
+        for group in groups:
+            assert list(axes.members(group, axes.place(rank))) == alike(axes, group, rank)
 
 
 @pytest.mark.parametrize("text", ["", "2", "2x2", "2x2x2x2", "0x1x1", "2x-1x1", "axbxc", "2x1x1 "])

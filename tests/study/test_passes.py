@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import ClusterConfig, load_cluster
-from rlt_dist.costs.run import Run, run_of
-from rlt_dist.costs.time import Clock
+from rlt_dist.costs.run import Rank, Run, run_of
+from rlt_dist.costs.time import Clock, Seconds
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.local import run_ranks
-from rlt_dist.parallel.schedule.instructions import Kind, Schedule
+from rlt_dist.parallel.schedule.instructions import Kind, Schedule, Work
 from rlt_dist.parallel.schedule.looped import looped
 from rlt_dist.parallel.schedule.pipeline import one_f_one_b
 from rlt_dist.parallel.schedule.simulate import simulate
@@ -166,6 +166,22 @@ def test_work_is_that_of_the_whole_pass() -> None:
         spent = sum(t.end - t.start for t in timeline[stage] if hasattr(t.instruction, "kind"))
         assert spent == pytest.approx(works.total)
     assert [len(stage) for stage in timeline] == [len(stage) for stage in schedule_of(run)]
+
+
+def test_work_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[tuple[Rank, Work]] = []
+    work = Clock.work
+
+    def time(clock: Clock, rank: Rank, what: Work) -> Seconds:
+        timed.append((rank, what))
+        return work(clock, rank, what)
+
+    monkeypatch.setattr(Clock, "work", time)
+    run = LONG["ring in parts"]
+    whole = Passes(Clock(run, H100))
+    assert whole.least > 0
+    assert whole.seconds > 0
+    assert sorted(map(str, timed)) == sorted({str(each) for each in timed})
 
 
 def test_contention_slows_a_pass_down() -> None:

@@ -1,6 +1,7 @@
 """Predictions of whole studies."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from typer.testing import CliRunner
 
 from rlt_dist.cli.main import app
 from rlt_dist.config.load import write_yaml
+from rlt_dist.data.corpus.index import read_content
+from rlt_dist.mesh.axes import Axes
 from rlt_dist.study.grid import Study, load_study
 from rlt_dist.study.meshes import meshes_of
 from rlt_dist.study.predict import Prediction, meshes, predict, timeline
@@ -130,9 +133,29 @@ def test_the_fastest_of_what_fits_is_marked(command: Any, tmp_path: Path) -> Non
 def test_a_timeline_can_be_drawn_however_long_the_pass_is(tmp_path: Path) -> None:
     own = ["mesh.pipeline=4", "data.segment=4096", "train.micro_batch=1"]
     long = study(tmp_path, overrides=own)
-    drawn = timeline(long, long.points[0])
+    drawn = timeline(long, long.points[0], Axes(2, 4, 1))
     assert len(drawn) == 4
     assert sum(map(len, drawn)) < 30_000
+
+
+def test_the_pass_that_is_drawn_is_that_of_the_mesh(tmp_path: Path) -> None:
+    chosen = study(tmp_path, mesh="best")
+    for stages in (1, 2, 4):
+        assert len(timeline(chosen, chosen.points[0], Axes(8 // stages, stages, 1))) == stages
+
+
+def test_a_corpus_is_asked_for_its_vocabulary_once_for_all_meshes(
+    make_study: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def ask(corpus: Any) -> Any:
+        asked.append(corpus)
+        return read_content(corpus)
+
+    monkeypatch.setattr("rlt_dist.study.predict.read_content", ask)
+    predict(load_study(make_study(tmp_path, mesh="best", nodes=[4])))
+    assert len(asked) == 2  # for the six meshes, and for the digest
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_figures_of_another_mesh_are_not_compared(
 ) -> None:
     loaded, out = load_study(study), tmp_path / "out"
     keep_measurements(loaded, out)
-    others = [each.model_copy(update={"axes": "9x9x9"}) for each in predictions(loaded)]
+    others = [each.model_copy(update={"axes": "1x1x2"}) for each in predictions(loaded)]
     keep_predictions(out, [*predictions(loaded)[:1], *others[1:]])
     shown, rows, _ = reported(command, study, out)
     assert "over 1 point:" in shown
@@ -255,6 +255,31 @@ def test_a_damaged_run_is_named_and_the_rest_is_reported(
     for file in others:
         file.write_text("{torn\n")
     is_one_error(command("scale", "report", study, "--output", out), f"{first}:1: is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('{"loss": 2.5}', "step"),
+        ('{"step": 7, "loss": 2.5}', "seconds"),
+        ('{"step": 7, "seconds": null}', "seconds"),
+        ('{"step": 7, "seconds": 0.0}', "seconds"),
+        ('{"step": "seven", "seconds": 1.0}', "step"),
+        ('{"step": 7, "seconds": 1.0, "sent": {"data": "many"}}', "sent.data"),
+    ],
+)
+def test_a_line_that_is_no_step_s_is_named_by_file_line_and_key(
+    study: Path, tmp_path: Path, line: str, key: str
+) -> None:
+    loaded, out = load_study(study), tmp_path / "out"
+    keep_measurements(loaded, out)
+    folder = folder_of(out, loaded.points[0])
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(UserError) as error:
+        measure(loaded.points[0], folder, warmup=2)
+    said = f"{folder}/metrics.jsonl:7: `{key}` is not a step's; remove the line, or the file"
+    assert str(error.value) == said
 
 
 def test_titles_are_shown_as_they_are(
