@@ -1,7 +1,6 @@
 """The size of a checkpoint."""
 
 from dataclasses import replace
-from math import prod
 
 from rlt_dist.costs.run import Run
 from rlt_dist.costs.state import state_bytes
@@ -22,9 +21,8 @@ def checkpoint_bytes(run: Run, seen: int | None = None) -> int:
             began; None: so many that the state is full.
     """
     alone = replace(run, axes=Axes(1, 1, 1))
-    parameters = sum(prod(layout.whole) for layout in run.layouts.values())
     read = run.own.seen if seen is None else seen
     lanes = run.config.data.lanes
     cursors = lanes * len(run.config.data.corpora) * _CURSOR
-    weights = (1 + _MOMENTS) * parameters * run.numbers.real
+    weights = (1 + _MOMENTS) * run.parameters * run.numbers.real
     return weights + _UPDATES + state_bytes(alone, 0, 0, lanes, read) + cursors

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from rlt_dist.costs.checkpoint import checkpoint_bytes
@@ -85,7 +84,7 @@ def estimate_run(run: Run, cluster: ClusterConfig | None) -> Estimate:
     return Estimate(
         run=run,
         cluster=cluster,
-        parameters=sum(prod(layout.whole) for layout in run.layouts.values()),
+        parameters=run.parameters,
         model_flops=useful,
         executed_flops={purpose: executed.get(purpose, 0) / tokens for purpose in Purpose},
         stage=stage,

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
+from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.effort import Product, Purpose, again, both_gradients, times
 from rlt_dist.costs.head import softmax_products
 from rlt_dist.costs.looped import (
@@ -26,7 +27,7 @@ from rlt_dist.costs.looped import (
 )
 from rlt_dist.costs.recurrent import RecurrentRank
 from rlt_dist.costs.run import Run
-from rlt_dist.costs.sizes import Numbers, Pass
+from rlt_dist.costs.sizes import Numbers, Pass, pass_of
 from rlt_dist.costs.stack import embedding, layer_products, projections, softmaxes, stack_share
 from rlt_dist.parallel.plan.placement import place
 from rlt_dist.parallel.schedule.instructions import Kind
@@ -76,9 +77,14 @@ def model_flops(config: ModelConfig, vocabulary: int, own: Pass) -> dict[str, Fl
     return {piece: total(made) for piece, made in model_products(config, vocabulary, own).items()}
 
 
-def flops_per_token(config: ModelConfig, vocabulary: int, own: Pass) -> float:
-    """Model FLOPs of a token: forward and backward, nothing that is formed again."""
-    pieces = model_flops(config, vocabulary, own).values()
+def flops_per_token(config: RunConfig, vocabulary: int, own: Pass | None = None) -> float:
+    """Model FLOPs of a run's token: forward and backward, nothing that is formed again.
+
+    Args:
+        own: its segment; None: that of all lanes, their states full.
+    """
+    own = own or pass_of(config, vocabulary, config.data.lanes)
+    pieces = model_flops(config.bounded_model, vocabulary, own).values()
     useful = sum(
         flops for of in pieces for purpose, flops in of.items() if purpose != Purpose.AGAIN
     )

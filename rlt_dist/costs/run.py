@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from math import prod
 
 from rlt_dist.config.load import validate
 from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
@@ -92,6 +93,11 @@ class Run:
     def layouts(self) -> dict[str, Layout]:
         """Of all parameters, by name."""
         return _layouts(self.config.bounded_model, self.vocabulary, self.axes.pipeline)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(prod(layout.whole) for layout in self.layouts.values())
 
     def held(self, stage: int, tensor: int) -> dict[str, tuple[int, ...]]:
         """By name, the shapes of what a rank has of its stage's parameters."""

@@ -37,7 +37,6 @@ from torch import Tensor
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import load_cluster
 from rlt_dist.costs.flops import flops_per_token, utilisation
-from rlt_dist.costs.sizes import pass_of
 from rlt_dist.mesh.collectives import all_sum, on_leader
 from rlt_dist.mesh.mesh import METERED, Mesh
 from rlt_dist.train.step import PassTime
@@ -67,8 +66,7 @@ class Usage:
         Raises:
             UserError: on every process alike; see `known_peak`.
         """
-        own = pass_of(config, vocabulary, config.data.lanes)
-        self._flops = flops_per_token(config.bounded_model, vocabulary, own)
+        self._flops = flops_per_token(config, vocabulary)
         self._mesh, self._before = mesh, before
         self.peak = peak_flops(config, mesh)
         self._spent = torch.zeros(2, len(METERED), dtype=torch.float64)

@@ -26,7 +26,6 @@ from rlt_dist.experiments.state_tracking.recipes import (
     RECIPES,
     Recipe,
     fitted,
-    parameters_of,
     recipe_of,
     run_config,
 )
@@ -34,6 +33,7 @@ from rlt_dist.experiments.state_tracking.results import decisive
 from rlt_dist.experiments.state_tracking.run import FED_BACK, SCORES
 from rlt_dist.experiments.state_tracking.score import Trial
 from rlt_dist.jobs.status import last_record
+from rlt_dist.parallel.plan.counts import parameters_of
 from rlt_dist.tasks.catalogue import TASKS
 from rlt_dist.tasks.task import FIRST
 from rlt_dist.util.errors import UserError

@@ -8,7 +8,6 @@ import pytest
 from rlt_dist.config.load import write_yaml
 from rlt_dist.costs.cluster import load_cluster
 from rlt_dist.costs.flops import flops_per_token
-from rlt_dist.costs.sizes import pass_of
 from rlt_dist.mesh.axes import Axes
 from rlt_dist.mesh.mesh import open_mesh
 from rlt_dist.mesh.world import open_world
@@ -31,8 +30,7 @@ def test_utilisation_is_of_the_clusters_peak(
 ) -> None:
     config = configure(tmp_path, model, f"train.cluster={cluster}", "train.log_every=2")
     driver.train(config)
-    own = pass_of(config, BYTES, config.data.lanes)
-    of_token = flops_per_token(config.bounded_model, BYTES, own)
+    of_token = flops_per_token(config, BYTES)
     records = read_records(config.run_folder / "metrics.jsonl")
     for record in records:
         done = of_token * record["tokens_per_second"]

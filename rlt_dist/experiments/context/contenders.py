@@ -9,8 +9,7 @@ from rlt_dist.config.load import validate
 from rlt_dist.config.model import ModelConfig, RltConfig, TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.corpus.index import CorpusIndex
-from rlt_dist.mesh.axes import Axes
-from rlt_dist.parallel.plan.counts import count_parameters
+from rlt_dist.parallel.plan.counts import parameters_of
 
 SEGMENT, LANES = 64, 32
 """T and G of all runs. T is the plain Transformer's context, and Transformer-XL's memory."""
@@ -61,13 +60,13 @@ def contenders(
 ) -> list[Contender]:
     """The models that are named, each with a run in a folder of its name; RLT sets their size."""
     vocabulary = corpus.tokenizer.vocabulary
-    budget = _count(_rlt(), vocabulary)
+    budget = parameters_of(_rlt(), vocabulary)
     found = []
     for name in names:
         kind = KINDS[name]
         model = _matched(kind.model, vocabulary, budget)
         config = _config(runs / name, model, corpus.location, steps, kind.data)
-        found.append(Contender(name, kind, config, _count(model, vocabulary)))
+        found.append(Contender(name, kind, config, parameters_of(model, vocabulary)))
     return found
 
 
@@ -104,12 +103,8 @@ KINDS = {
 
 def _matched(make: Callable[[int], ModelConfig], vocabulary: int, budget: int) -> ModelConfig:
     """A model of that many parameters, as nearly as its inner width can have it."""
-    base, more = (_count(make(width), vocabulary) for width in (_ROUND, 2 * _ROUND))
+    base, more = (parameters_of(make(width), vocabulary) for width in (_ROUND, 2 * _ROUND))
     return make(_ROUND * max(1, 1 + round((budget - base) / (more - base))))
-
-
-def _count(model: ModelConfig, vocabulary: int) -> int:
-    return count_parameters(model, vocabulary, Axes(1, 1, 1)).parameters
 
 
 def _config(

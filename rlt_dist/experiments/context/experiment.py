@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rlt_dist.costs.flops import flops_per_token
-from rlt_dist.costs.sizes import pass_of
 from rlt_dist.data.corpus.index import INDEX_NAME, CorpusIndex, load_corpus
 from rlt_dist.data.prepare.inputs import InputOptions
 from rlt_dist.data.prepare.prepare import prepare_corpus
@@ -127,6 +126,5 @@ def _corpus(wanted: Wanted, say: Say) -> CorpusIndex:
 def _training_flops(contender: Contender, vocabulary: int) -> float:
     """Model FLOPs of a run, forward and backward, the state full."""
     config = contender.config
-    own = pass_of(config, vocabulary, config.data.lanes)
-    a_token = flops_per_token(config.bounded_model, vocabulary, own)
-    return a_token * config.train.steps * config.data.lanes * config.data.segment
+    tokens = config.train.steps * config.data.lanes * config.data.segment
+    return flops_per_token(config, vocabulary) * tokens

@@ -16,8 +16,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rlt_dist.config.load import Strict, apply_override, validate
 from rlt_dist.config.model import GruConfig, ModelConfig, RltConfig
 from rlt_dist.config.run import RunConfig
-from rlt_dist.mesh.axes import Axes
-from rlt_dist.parallel.plan.counts import count_parameters
+from rlt_dist.parallel.plan.counts import parameters_of
 
 _LOOKS = 10
 """Validations and checkpoints of a run."""
@@ -170,8 +169,3 @@ def fitted(model: str, recipe: Recipe, vocabulary: int, memory_len: int) -> Mode
     wanted = parameters_of(sized("rlt1", recipe.ffn), vocabulary)
     candidates = range(1, _WIDEST)
     return sized(model, candidates[bisect_left(candidates, wanted, key=parameters)])
-
-
-def parameters_of(config: ModelConfig, vocabulary: int) -> int:
-    """How many a model has."""
-    return count_parameters(config, vocabulary, Axes(1, 1, 1)).parameters

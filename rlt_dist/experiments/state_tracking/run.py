@@ -15,12 +15,12 @@ from typing import Any
 from rlt_dist.checkpoint.run_folder import METRICS
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.flops import flops_per_token
-from rlt_dist.costs.sizes import pass_of
 from rlt_dist.data.prepare.workers import local_workers
 from rlt_dist.experiments.state_tracking.corpora import Corpus
-from rlt_dist.experiments.state_tracking.recipes import Recipe, parameters_of, run_config
+from rlt_dist.experiments.state_tracking.recipes import Recipe, run_config
 from rlt_dist.experiments.state_tracking.score import Trial, score
 from rlt_dist.experiments.training import Watch, train_side_by_side
+from rlt_dist.parallel.plan.counts import parameters_of
 from rlt_dist.tasks.catalogue import TASKS
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.lock import locked
@@ -166,7 +166,6 @@ def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
     recipe, steps = experiment.recipe, config.train.steps
     vocabulary = TASKS[experiment.task]().tokenizer.vocabulary
     tokens = steps * config.data.lanes * config.data.segment
-    of_token = flops_per_token(config.model, vocabulary, pass_of(config, vocabulary, recipe.lanes))
     records = read_records(config.run_folder / METRICS)
     return {
         "model": experiment.model,
@@ -175,7 +174,7 @@ def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
         "parameters": parameters_of(config.model, vocabulary),
         "tokens": tokens,
         "trained_on": steps * config.data.lanes * len(recipe.lengths),
-        "flops": of_token * tokens,
+        "flops": flops_per_token(config, vocabulary) * tokens,
         "seconds": sum(record["seconds"] for record in records),
         "recipe": recipe.model_dump(mode="json", exclude={"tested"}),
         "config": config.model_dump(mode="json", include={"model", "optimizer", "schedule"}),

@@ -94,6 +94,11 @@ def count_parameters(config: ModelConfig, vocabulary: int, axes: Axes) -> Counts
     )
 
 
+def parameters_of(config: ModelConfig, vocabulary: int) -> int:
+    """How many a whole model has; raises as `count_parameters` does."""
+    return sum(layout.whole.numel() for layout in layouts(config, vocabulary, 1).values())
+
+
 def _by_piece(parameters: Mapping[str, int]) -> Pieces:
     found: Counter[str] = Counter()
     for name, number in parameters.items():
