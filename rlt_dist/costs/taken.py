@@ -11,6 +11,7 @@ from rlt_dist.costs.recurrent import RecurrentRank
 from rlt_dist.costs.run import Rank, Run
 from rlt_dist.costs.traffic import updated_numbers
 from rlt_dist.mesh.axes import Place
+from rlt_dist.ops.recurrence.native.loop import PANEL_BYTES
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 
 UPDATE = "update"
@@ -23,8 +24,6 @@ parameter."""
 _EXCHANGE_OPERATORS = 8
 """Of copies in and out of messages, operators of each parameter."""
 _IN_LOOP = (Kind.DECODE, Kind.REPLAY, Kind.DECODE_BACKWARD)
-_PANEL = 256
-"""Bytes of a row of a packed weight that the compiled loop forms at once."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,7 @@ class Taken:
 def compiled(run: Run) -> bool:
     """Whether the decoder's steps run in the compiled loop."""
     chosen, whole = run.config.ops.recurrence, run.axes.tensor == 1
-    wide = run.config.train.precision != "bfloat16"
-    return chosen == "native" or (chosen == "auto" and run.compiled and whole and wide)
+    return chosen == "native" or (chosen == "auto" and run.compiled and whole)
 
 
 def rate_name(run: Run, kind: Kind | str) -> str:
@@ -121,7 +119,7 @@ def _in_loop(run: Run, rank: LoopedRank, work: Work) -> Taken:
     visits = share.decoder * own.lanes * tokens
     seen = rank.entries_seen(first, tokens) / tokens + config.window
     scores = visits * share.heads * seen
-    panel = _PANEL // run.numbers.real
+    panel = PANEL_BYTES // run.numbers.real
     whole = Taken(
         weighted=sum(p.flops / p.n * ceil(p.n / panel) * panel for p in weights),
         other=4 * config.head_width * scores,

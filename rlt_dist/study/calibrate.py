@@ -115,6 +115,10 @@ def _cluster(two: Machine, four: Machine) -> ClusterConfig:
         "reserved": "an assumption, of Python and torch",
         "launch": "in the rates",
     }
+    if cores not in (2, 4):
+        told["contention"] = "an assumption: never as many ranks as cores were measured"
+    if cores >= 4:
+        told["crowding"] = "an assumption: never more ranks than cores were measured"
     sources = {name: told.get(name, "measured") for name in figures}
     return ClusterConfig(name="this machine", sources=sources, **figures)
 

@@ -9,7 +9,7 @@ What ranks cost each other is then sought by false position, so that steps take 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
 from statistics import fmean
@@ -18,7 +18,7 @@ import numpy as np
 
 from rlt_dist.costs.cluster import ClusterConfig, RateConfig
 from rlt_dist.costs.run import Run
-from rlt_dist.costs.taken import STEP, UPDATE, Taken, demanded, updating
+from rlt_dist.costs.taken import STEP, UPDATE, demanded, updating
 from rlt_dist.costs.time import measured
 from rlt_dist.costs.traffic import traffic_around
 from rlt_dist.mesh.axes import Axes, Place
@@ -48,8 +48,8 @@ def fitted(cluster: ClusterConfig, one: Machine, two: Machine, four: Machine) ->
         one, two, four: what that many ranks took: of `ONE`; of `AT_ONCE`, `CUT` and `RING`; of
             `AT_ONCE`, and `CUT` on each mesh.
     """
-    cluster = _with(cluster, rates={name: rate_of(of) for name, of in _by_name(one).items()})
-    cluster = _with(cluster, rates={**cluster.rates, STEP: _around(one, cluster)})
+    rates = {name: rate_of(of) for name, of in _by_name(one).items()}
+    cluster = _with(cluster, rates=rates | {STEP: _around(one)})
     several = {2: two, 4: four}
     for ranks, machine in several.items():
         exchange = {f"{ranks} of {ranks}": _exchange(cluster, ranks, machine)}
@@ -79,14 +79,9 @@ def _by_name(machine: Machine) -> Mapping[str, list[Sample]]:
 
 def rate_of(samples: Sequence[Sample]) -> RateConfig:
     """The rates that tell samples' times best, by relative error."""
-    return _rate([(sample.taken, sample.seconds) for sample in samples])
-
-
-def _rate(pairs: Iterable[tuple[Taken, float]]) -> RateConfig:
-    pairs = list(pairs)
-    made = np.array([astuple(of) for of, _ in pairs])
-    seconds = np.array([each for _, each in pairs])
-    found = non_negative_least_squares(made / seconds[:, None], np.ones(len(pairs)))
+    made = np.array([astuple(sample.taken) for sample in samples])
+    seconds = np.array([sample.seconds for sample in samples])
+    found = non_negative_least_squares(made / seconds[:, None], np.ones(len(samples)))
     return RateConfig(**dict(zip(RateConfig.model_fields, map(float, found), strict=True)))
 
 
@@ -107,16 +102,13 @@ def non_negative_least_squares(matrix: np.ndarray, wanted: np.ndarray) -> np.nda
     return x / scale
 
 
-def _around(one: Machine, cluster: ClusterConfig) -> RateConfig:
+def _around(one: Machine) -> RateConfig:
     """What steps take beyond their works: rates of a step and of its tokens."""
-    pairs, weights = [], []
-    for given, run in zip(ONE, one.runs, strict=True):
-        step = Step(given.run(Axes(1, 1, 1)), cluster)
-        tokens = float(step.run.lanes * step.run.own.tokens)
-        pairs.append((1.0, tokens, run.step - run.computing - run.update))
-        weights.append(run.step)
-    made = np.array(pairs) / np.array(weights)[:, None]
-    call, number = non_negative_least_squares(made[:, :2], made[:, 2])
+    steps = np.array([run.step for run in one.runs])
+    left = np.array([run.step - run.computing - run.update for run in one.runs])
+    tokens = [given.lanes * given.segment for given in ONE]
+    made = np.column_stack((np.ones(len(steps)), tokens)) / steps[:, None]
+    call, number = non_negative_least_squares(made, left / steps)
     return _NONE.model_copy(update={"number": float(number), "call": float(call)})
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlt_dist.costs.cluster import RateConfig, load_cluster
+from rlt_dist.costs.cluster import ClusterConfig, RateConfig, load_cluster
 from rlt_dist.costs.taken import UPDATE, Taken, demanded, rate_name, taken, updating
 from rlt_dist.costs.time import measured
 from rlt_dist.costs.traffic import traffic_around
@@ -54,46 +54,55 @@ def test_no_other_non_negative_numbers_are_nearer(seed: int, rows: int, columns:
     assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6
 
 
-def as_told(given: Given, axes: Axes) -> Stepped:
+def as_told(given: Given, axes: Axes, machine: ClusterConfig) -> Stepped:
     """What a run would measure on a machine that is just as a cluster's file says."""
     run = given.run(axes)
-    step, rank, whole = Step(run, LOCAL), run.rank(0), defaultdict[str, Taken](Taken)
+    step, rank, whole = Step(run, machine), run.rank(0), defaultdict[str, Taken](Taken)
     whole[UPDATE] = demanded(updating(run, Place(0, 0, 0)))
     for work, count in rank.alike():
         own = taken(run, rank, work, stepwise=True).times(count * run.micro_batches)
         whole[rate_name(run, work.kind)] = whole[rate_name(run, work.kind)].plus(own)
     samples = [
-        Sample(name=name, taken=of, seconds=measured(of, LOCAL.rates[name]).total)
+        Sample(name=name, taken=of, seconds=measured(of, machine.rates[name]).total)
         for name, of in whole.items()
         if of != Taken()
     ]
-    update = step.clock.update(Place(0, 0, 0)).total * max(1, axes.size / 2)
+    assert machine.cores is not None
+    update = step.clock.update(Place(0, 0, 0)).total * max(1, axes.size / machine.cores)
     for transfer in traffic_around(run, Place(0, 0, 0)):
         if transfer.kind != "all_reduce" and axes.data > 1:
-            update += transfer.on_wire(axes.data) / LOCAL.exchanges[f"{axes.data} of {axes.data}"]
+            update += transfer.on_wire(axes.data) / machine.exchanges[f"{axes.data} of {axes.data}"]
     computing = step.passes.works[0].total
     return Stepped(samples=samples, computing=computing, step=step.seconds, update=update)
+
+
+def found_of(machine: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> ClusterConfig:
+    """What calibration makes of such a machine."""
+    assert machine.cores is not None
+    affinity = set(range(machine.cores))
+    monkeypatch.setattr(calibrate, "_peaks", lambda: dict(machine.flops))
+    monkeypatch.setattr(calibrate, "_bandwidth", lambda: machine.memory_bandwidth)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: affinity)
+    one = Machine(runs=[as_told(given, Axes(1, 1, 1), machine) for given in ONE])
+    runs: dict[int, list[Stepped]] = {}
+    for ranks in (2, 4):
+        runs[ranks] = [as_told(given, Axes(ranks, 1, 1), machine) for given in AT_ONCE]
+        meshes = [axes for axes in COLLECTIVES.values() if axes.size == ranks]
+        runs[ranks] += [as_told(given, axes, machine) for axes in meshes for given in CUT]
+    sending = {"send": machine.within_node.overhead}
+    ring = (as_told(given, Axes(1, 2, 1), machine) for given in RING)
+    runs[2] += [of.model_copy(update=sending) for of in ring]
+    two, four = (
+        Machine(runs=runs[ranks], bandwidth=machine.bandwidths[f"{ranks} of {ranks}"])
+        for ranks in (2, 4)
+    )
+    return fitted(calibrate._cluster(two, four), one, two, four)
 
 
 def test_a_machine_that_is_as_its_file_says_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "_peaks", lambda: dict(LOCAL.flops))
-    monkeypatch.setattr(calibrate, "_bandwidth", lambda: LOCAL.memory_bandwidth)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    one = Machine(runs=[as_told(given, Axes(1, 1, 1)) for given in ONE])
-    runs: dict[int, list[Stepped]] = {}
-    for ranks in (2, 4):
-        runs[ranks] = [as_told(given, Axes(ranks, 1, 1)) for given in AT_ONCE]
-        meshes = [axes for axes in COLLECTIVES.values() if axes.size == ranks]
-        runs[ranks] += [as_told(given, axes) for axes in meshes for given in CUT]
-    sending = {"send": LOCAL.within_node.overhead}
-    runs[2] += [as_told(given, Axes(1, 2, 1)).model_copy(update=sending) for given in RING]
-    two, four = (
-        Machine(runs=runs[ranks], bandwidth=LOCAL.bandwidths[f"{ranks} of {ranks}"])
-        for ranks in (2, 4)
-    )
-    cluster = fitted(calibrate._cluster(two, four), one, two, four)
+    cluster = found_of(LOCAL, monkeypatch)
     assert cluster.contention == pytest.approx(LOCAL.contention, rel=0.02)
     assert cluster.crowding == pytest.approx(LOCAL.crowding, rel=0.02)
     for figures in ("collectives", "bandwidths", "exchanges"):
@@ -104,3 +113,16 @@ def test_a_machine_that_is_as_its_file_says_is_found_again(
     file = tmp_path / "local.yaml"
     file.write_text(cluster_yaml(cluster))
     assert load_cluster(file) == cluster
+
+
+@pytest.mark.parametrize("cores", [1, 4, 8])
+def test_what_a_machine_s_cores_cannot_tell_is_called_an_assumption(
+    monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    given = {"contention": 1.1, "crowding": 1.25}
+    cluster = found_of(LOCAL.model_copy(update={"cores": cores, **given}), monkeypatch)
+    told = {1: {"crowding"}, 4: {"contention"}, 8: set[str]()}[cores]
+    for name, value in given.items():
+        known = name in told
+        assert getattr(cluster, name) == (pytest.approx(value, rel=0.02) if known else 1.0)
+        assert cluster.sources[name].startswith("measured" if known else "an assumption")

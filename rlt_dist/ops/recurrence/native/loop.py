@@ -13,7 +13,7 @@ from rlt_dist.ops.recurrence.native.build import library
 from rlt_dist.ops.recurrence.problem import LayerMasks, LayerWeights, Memory, Operands
 from rlt_dist.ops.recurrence.tape import FeedbackTape, LayerTape, Tape
 
-_PANEL_BYTES = 256
+PANEL_BYTES = 256
 """Bytes of a packed row of a panel: four vectors of 64 bytes (kernels.h)."""
 
 _FORWARD = [
@@ -131,7 +131,7 @@ class _Packs:
     def _pack(self, weight: Tensor) -> _Packed:
         weight = weight.T if self._transposed else weight
         outputs, inputs = weight.shape
-        columns = _PANEL_BYTES // weight.element_size()
+        columns = PANEL_BYTES // weight.element_size()
         panels = F.pad(weight, (0, 0, 0, -outputs % columns)).view(-1, columns, inputs)
         self._held.append(panels.transpose(1, 2).contiguous())
         return _Packed(self._held[-1].data_ptr(), inputs, outputs)
