@@ -127,7 +127,9 @@ def _explain(problem: Any, kind: type[BaseModel], source: str) -> str:
     if location and location[-1] == _KEY:
         *parents, key = location[:-1]
         where = ".".join(parents)
-        return f'{source}: {where}: the key {key} is no text; quote it, as in "{key}"'
+        if problem["type"] == "string_type":
+            return f'{source}: {where}: the key {key} is no text; quote it, as in "{key}"'
+        return f"{source}: {where}: the key {key!r}: {_one_line(problem['msg'])}"
     known, path = _walk(kind, location)
     if problem["type"] == "extra_forbidden":
         return f"{source}: unknown key {'.'.join(path)!r}; {_nearest(path[-1], known)}"

@@ -1,7 +1,7 @@
 """Hardware that a run may be on: `configs/clusters/*.yaml`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     Field,
@@ -9,15 +9,34 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     StringConstraints,
+    field_validator,
     model_validator,
 )
 
 from rlt_dist.config.load import Strict, load_typed
+from rlt_dist.parallel.schedule.instructions import Kind
 
 Precision = Literal["float32", "bfloat16", "float64"]
+Members = Annotated[str, StringConstraints(pattern=r"^[1-9]\d* of [1-9]\d*$")]
+Slower = Annotated[float, Field(ge=1.0)]
+
+UPDATE = "update"
+"""The optimizer's step, with clipping and the norm, as a kind of work with rates of its own."""
+STEP = "step"
+"""What surrounds a step's passes and update: the batch, the state's check, records."""
+
+_ANEW = "`rlt-dist scale calibrate` measures a machine anew"
 
 
-Members = Annotated[str, StringConstraints(pattern=r"^\d+ of \d+$")]
+def compiled_name(kind: Kind) -> str:
+    """How the rates of a kind of work are named where the compiled loop does it."""
+    return f"{kind}, compiled"
+
+
+_RATED = {
+    *(*map(str, Kind), UPDATE, STEP),
+    *map(compiled_name, (Kind.DECODE, Kind.DECODE_BACKWARD)),
+}
 
 
 class LinkConfig(Strict):
@@ -56,10 +75,10 @@ class ClusterConfig(Strict):
     cores: PositiveInt | None = None
     """Processor cores that all ranks share, whatever nodes they stand for; null: each rank's device
     is its own."""
-    contention: PositiveFloat = 1.0
+    contention: Slower = 1.0
     """Times as long that work takes while every core is busy, waiting for the slowest rank at a
     step's end included; matters with `cores` alone."""
-    crowding: PositiveFloat = 1.0
+    crowding: Slower = 1.0
     """Times as long, its smaller share of a core apart, while ranks outnumber the cores: they take
     turns, and find others' data in the caches."""
     memory: PositiveInt
@@ -87,7 +106,8 @@ class ClusterConfig(Strict):
     exchanges: dict[Members, PositiveFloat] = Field(default_factory=dict)
     """The same of gradients and parameters over the data axis, their buffers' making included."""
     rates: dict[str, RateConfig] = Field(default_factory=dict)
-    """By kind of work, what was measured of it in place of peaks and bandwidth."""
+    """By kind of work, what was measured of it in place of peaks and bandwidth; in float32, which
+    other precisions are taken to be like."""
     sources: dict[str, str]
     """Where each figure is from, by its key."""
 
@@ -96,8 +116,24 @@ class ClusterConfig(Strict):
         """Bytes that a rank may take."""
         return self.memory - self.reserved
 
+    @field_validator("rates", mode="before")
+    @classmethod
+    def _check_rates(cls, rates: Any) -> Any:
+        """Tell a file of another version in one line."""
+        if not isinstance(rates, dict):
+            return rates
+        if unknown := sorted(map(str, rates.keys() - _RATED)):
+            raise ValueError(f"{unknown[0]} is no kind of work; {_ANEW}")
+        figures = RateConfig.model_fields.keys()
+        for name, rate in rates.items():
+            if isinstance(rate, dict) and (missing := sorted(figures - rate.keys())):
+                raise ValueError(f"{name} lacks {', '.join(missing)}; {_ANEW}")
+        return rates
+
     @model_validator(mode="after")
     def _check(self) -> "ClusterConfig":
+        if missing := sorted(set(get_args(Precision)) - self.flops.keys()):
+            raise ValueError(f"flops lack {', '.join(missing)}")
         needed = {name for name, field in type(self).model_fields.items() if field.is_required()}
         figures = (needed | self.model_fields_set) - {"name", "sources"}
         if unnamed := sorted(figures - self.sources.keys()):

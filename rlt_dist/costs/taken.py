@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, prod
 
+from rlt_dist.costs.cluster import compiled_name
 from rlt_dist.costs.demand import Demand, demand_of
 from rlt_dist.costs.effort import Product, Purpose
 from rlt_dist.costs.looped import LoopedRank
@@ -14,10 +15,6 @@ from rlt_dist.mesh.axes import Place
 from rlt_dist.ops.recurrence.native.loop import PANEL_BYTES
 from rlt_dist.parallel.schedule.instructions import Kind, Work
 
-UPDATE = "update"
-"""The optimizer's step, with clipping and the norm, as a kind of work with rates of its own."""
-STEP = "step"
-"""What surrounds a step's passes and update: the batch, the state's check, records."""
 _UPDATE_NUMBERS, _UPDATE_OPERATORS = 24, 20
 """Of AdamW, norm and forgotten gradient: numbers read and written of each number, operators of each
 parameter."""
@@ -64,7 +61,7 @@ def rate_name(run: Run, kind: Kind | str) -> str:
     """How a cluster's file names the rates of a kind of work."""
     if not (compiled(run) and kind in _IN_LOOP):
         return str(kind)
-    return f"{Kind.DECODE if kind == Kind.REPLAY else kind}, compiled"
+    return compiled_name(Kind.DECODE if kind == Kind.REPLAY else Kind(kind))
 
 
 def taken(run: Run, rank: Rank, work: Work, *, stepwise: bool) -> Taken:

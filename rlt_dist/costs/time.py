@@ -16,11 +16,11 @@ from functools import cached_property
 from math import ceil
 
 from rlt_dist.config.run import RunConfig
-from rlt_dist.costs.cluster import ClusterConfig, LinkConfig, RateConfig
+from rlt_dist.costs.cluster import STEP, UPDATE, ClusterConfig, LinkConfig, RateConfig
 from rlt_dist.costs.demand import Demand, demand_of
 from rlt_dist.costs.effort import Product, Transfer
 from rlt_dist.costs.run import Rank, Run
-from rlt_dist.costs.taken import STEP, UPDATE, Taken, demanded, rate_name, taken, updating
+from rlt_dist.costs.taken import Taken, demanded, rate_name, taken, updating
 from rlt_dist.mesh.axes import Place
 from rlt_dist.parallel.schedule.instructions import Work
 

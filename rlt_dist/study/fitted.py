@@ -16,9 +16,9 @@ from statistics import fmean
 
 import numpy as np
 
-from rlt_dist.costs.cluster import ClusterConfig, RateConfig
+from rlt_dist.costs.cluster import STEP, UPDATE, ClusterConfig, RateConfig
 from rlt_dist.costs.run import Run
-from rlt_dist.costs.taken import STEP, UPDATE, demanded, updating
+from rlt_dist.costs.taken import demanded, updating
 from rlt_dist.costs.time import measured
 from rlt_dist.costs.traffic import traffic_around
 from rlt_dist.mesh.axes import Axes, Place

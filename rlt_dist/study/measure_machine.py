@@ -18,9 +18,10 @@ import torch.distributed as dist
 from pydantic import BaseModel
 
 from rlt_dist.config.run import RunConfig
+from rlt_dist.costs.cluster import UPDATE
 from rlt_dist.costs.effort import Transfer
 from rlt_dist.costs.run import Run, run_of
-from rlt_dist.costs.taken import UPDATE, Taken, demanded, rate_name, taken, updating
+from rlt_dist.costs.taken import Taken, demanded, rate_name, taken, updating
 from rlt_dist.mesh.local import run_ranks, shown_on_one_rank
 from rlt_dist.mesh.mesh import Mesh
 from rlt_dist.mesh.world import World, open_world

@@ -35,6 +35,36 @@ def test_a_figure_without_a_source_is_refused(tmp_path: Path) -> None:
         load_cluster(tmp_path / "c.yaml")
 
 
+LOCAL_RATE = dict.fromkeys(("flop", "attention", "score", "number", "operation", "call"), 1e-9)
+OLD = {name: figure for name, figure in LOCAL_RATE.items() if name != "score"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rates": {"encode": OLD, "decode": OLD}}, "encode lacks score; `rlt-dist scale calibr"),
+        ({"rates": {"encod": LOCAL_RATE}}, "encod is no kind of work; `rlt-dist scale calibrate`"),
+        ({"rates": {"embed": LOCAL_RATE | {"call": -1.0}}}, "rates.embed.call: .* equal to 0"),
+        ({"rates": 5}, "rates: Input should be a valid dictionary"),
+        ({"flops": {"float32": 1e9, "float64": 1e9}}, "flops lack bfloat16"),
+        ({"collectives": {"0 of 2": 1.0}}, "collectives: the key '0 of 2': String should match"),
+        ({"collectives": {2: 1.0}}, 'collectives: the key 2 is no text; quote it, as in "2"'),
+        ({"contention": 0.5}, "contention: Input should be greater than or equal to 1"),
+        ({"memory_bandwidth": None}, "memory_bandwidth: Input should be a valid number"),
+    ],
+)
+def test_a_mistake_in_a_cluster_is_one_line(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    content, file = read_yaml(H100) | changes, tmp_path / "c.yaml"
+    content["sources"] |= dict.fromkeys(changes, "a guess")
+    file.write_text(write_yaml(content))
+    with pytest.raises(UserError, match=said) as error:
+        load_cluster(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert "\n" not in str(error.value)
+
+
 def test_the_reference_run_fits_the_nodes_that_its_file_names(command: Any) -> None:
     given = ["--cluster", H100, "--nodes", 8, "--vocabulary", 32_000]
     code, out, err = command("estimate", LARGE, *given)

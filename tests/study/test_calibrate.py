@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlt_dist.costs.cluster import ClusterConfig, RateConfig, load_cluster
-from rlt_dist.costs.taken import UPDATE, Taken, demanded, rate_name, taken, updating
+from rlt_dist.costs.cluster import UPDATE, ClusterConfig, RateConfig, load_cluster
+from rlt_dist.costs.taken import Taken, demanded, rate_name, taken, updating
 from rlt_dist.costs.time import measured
 from rlt_dist.costs.traffic import traffic_around
 from rlt_dist.mesh.axes import Axes, Place
