@@ -81,7 +81,7 @@ def _tell(tasks: "list[Task]") -> None:
     """What is not done because it needs not to be."""
     for task in tasks:
         if task.standing != "open":
-            _say(f"{task.point.name}: {task.standing}{f', {task.why}' * (task.standing != 'done')}")
+            _say(task.told)
 
 
 def _end(failed: "Mapping[str, str]", stopped: bool, file: Path) -> None:

@@ -6,7 +6,7 @@ OUT/points/NAME.yaml   the configuration that its ranks are started with here
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -33,6 +33,7 @@ _LOOKS = 8
 """Steps of a point of which all ranks together tell what they waited for and sent."""
 
 Say = Callable[[str], None]
+Standing = Literal["done", "active", "open"]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,13 @@ class Task:
     number: int
     point: Point
     config: RunConfig
-    standing: Literal["done", "active", "open"]
+    standing: Standing
     why: str
+
+    @property
+    def told(self) -> str:
+        """How far it is, in words."""
+        return f"{self.point.name}: {self.standing}{f', {self.why}' * (self.standing != 'done')}"
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,7 @@ def tasks_of(study: Study, axes: Mapping[str, Axes], output: Path) -> list[Task]
             wrong.
     """
     folders = {point.name: folder_of(output, point).absolute() for point in study.points}
-    begun = [each for each in folders.values() if is_run_folder(each) or job_folders(each)]
-    known = {status.run_folder: status for status in statuses(begun)}
+    standing = _standings(list(folders.values()))
     tasks = []
     for number, point in enumerate(study.points):
         if point.name not in axes:
@@ -91,7 +96,7 @@ def tasks_of(study: Study, axes: Mapping[str, Axes], output: Path) -> list[Task]
         folder = folders[point.name]
         config = point_config(study, point, axes[point.name], folder)
         check_unchanged(config)
-        tasks.append(Task(number, point, config, *_standing(known.get(folder))))
+        tasks.append(Task(number, point, config, *standing[folder]))
     return tasks
 
 
@@ -136,12 +141,18 @@ def run_here(study: Study, tasks: Sequence[Task], say: Say) -> Outcome:
     """Train open points on this machine, one after the other, each rank a process.
 
     A rank is a device of the cluster, which here is one core, unless OMP_NUM_THREADS says
-    otherwise. Only the main thread may call it.
+    otherwise. A point that others have had meanwhile is left alone. Only the main thread may call
+    it.
     """
     failed: dict[str, str] = {}
     for place, task in enumerate(tasks, 1):
         name, ranks = task.point.name, task.point.nodes * study.cluster.devices_per_node
         head = f"[{place}/{len(tasks)}] {name}: {_ranks(ranks)}"
+        (now,) = _standings([task.config.run_folder]).values()
+        task = replace(task, standing=now[0], why=now[1])
+        if task.standing != "open":
+            say(task.told)
+            continue
         try:
             _check_here(study, task)
             say(f"{head} ...")
@@ -251,7 +262,14 @@ def _nodes(task: Task) -> int:
     return task.point.nodes
 
 
-def _standing(status: Status | None) -> tuple[Literal["done", "active", "open"], str]:
+def _standings(folders: Sequence[Path]) -> dict[Path, tuple[Standing, str]]:
+    """By run folder, how far points are at this moment."""
+    begun = [each for each in folders if is_run_folder(each) or job_folders(each)]
+    known = {status.run_folder: status for status in statuses(begun)}
+    return {folder: _standing(known.get(folder)) for folder in folders}
+
+
+def _standing(status: Status | None) -> tuple[Standing, str]:
     """How far a point is, by what became of its run."""
     if status is None:
         return "open", "not begun"

@@ -6,19 +6,22 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlt_dist.checkpoint.run_folder import record
 from rlt_dist.config.load import load_typed
 from rlt_dist.config.run import RunConfig
+from rlt_dist.data.stream.corpora import open_corpora
 from rlt_dist.mesh.launched import RANK_NAME
 from rlt_dist.study.grid import load_study
 from rlt_dist.study.measure import measure
 from rlt_dist.study.meshes import meshes_of
-from rlt_dist.study.run import tasks_of
+from rlt_dist.study.run import Outcome, run_here, tasks_of
+from rlt_dist.util.lock import locked
 
 STEPS = 160
 """So many that there is time to kill a rank on the way."""
@@ -104,6 +107,23 @@ def _holds_what_was_measured(file: Path, out: Path) -> None:
     assert two.waiting["data"] > 0
     assert two.spread[0] <= two.seconds <= two.spread[1]
     assert two.tokens_per_second == pytest.approx(80 / two.seconds)
+
+
+def test_a_point_that_another_process_has_taken_meanwhile_is_left_alone(
+    make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    study, out = load_study(make_study(tmp_path)), tmp_path / "out"
+    tasks, said = tasks_of(study, meshes_of(study, out, print), out), list[str]()
+    assert [task.standing for task in tasks] == ["open", "open"]
+    with ExitStack() as held:
+        for task in tasks:
+            task.config.run_folder.mkdir(parents=True)
+            record(task.config.run_folder, task.config, open_corpora(task.config.data).tokenizer)
+            held.enter_context(locked(task.config.run_folder, "trains"))
+        outcome = run_here(study, tasks, said.append)
+    assert outcome == Outcome({})
+    for nodes, line in zip((1, 2), said, strict=True):
+        assert line.startswith(f"nodes={nodes}: active, process {os.getpid()} ")
 
 
 def config_of(file: Path, out: Path, *overrides: str) -> RunConfig:
