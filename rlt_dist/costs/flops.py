@@ -77,13 +77,12 @@ def model_flops(config: ModelConfig, vocabulary: int, own: Pass) -> dict[str, Fl
     return {piece: total(made) for piece, made in model_products(config, vocabulary, own).items()}
 
 
-def flops_per_token(config: RunConfig, vocabulary: int, own: Pass | None = None) -> float:
+def flops_per_token(config: RunConfig, vocabulary: int) -> float:
     """Model FLOPs of a run's token: forward and backward, nothing that is formed again.
 
-    Args:
-        own: its segment; None: that of all lanes, their states full.
+    States are full, and lanes at the same place: what shorter chunks leave empty is no work.
     """
-    own = own or pass_of(config, vocabulary, config.data.lanes)
+    own = pass_of(config, vocabulary, config.data.lanes)
     pieces = model_flops(config.bounded_model, vocabulary, own).values()
     useful = sum(
         flops for of in pieces for purpose, flops in of.items() if purpose != Purpose.AGAIN

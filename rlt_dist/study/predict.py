@@ -89,7 +89,7 @@ def predict_point(study: Study, point: Point) -> Prediction:
     sent: Counter[str] = Counter()
     for (axis, _), (_, handed, _) in busiest(run).items():
         sent[axis] += handed
-    flops = flops_per_token(run.config, run.vocabulary, run.own)
+    flops = flops_per_token(run.config, run.vocabulary)
     return Prediction(
         name=point.name,
         digest=digest_of(study, point),
