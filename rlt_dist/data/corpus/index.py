@@ -132,7 +132,7 @@ class CorpusIndex:
 
 def write_index(
     folder: Path,
-    tokenizer: Mapping[str, Any],
+    tokenizer: Tokenizer,
     splits: Mapping[str, Sequence[ShardEntry]],
     dropped: Mapping[str, int],
     *,
@@ -141,12 +141,11 @@ def write_index(
     """Write index.json, which makes the corpus whole: all its other files lie there.
 
     Args:
-        tokenizer: `hash`, `vocabulary` and `end_of_text`.
         dropped: what was counted and left out or cut; no part of the fingerprint.
     """
     content = {
         "format": FORMAT,
-        "tokenizer": dict(tokenizer),
+        "tokenizer": {name: getattr(tokenizer, name) for name in About.model_fields},
         "splits": {name: [asdict(entry) for entry in entries] for name, entries in splits.items()},
         "dropped": dict(dropped),
         "sources_sha256": sha256_file(folder / SOURCES_NAME),

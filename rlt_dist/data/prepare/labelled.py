@@ -67,12 +67,7 @@ def write_labelled(
             if not entries[name]:
                 raise ValueError(f"split {name!r} has no document")
         write_sources(folder, sources)
-        about = {
-            "hash": tokenizer.hash,
-            "vocabulary": tokenizer.vocabulary,
-            "end_of_text": tokenizer.end_of_text,
-        }
-        write_index(folder, about, entries, {}, labelled=True)
+        write_index(folder, tokenizer, entries, {}, labelled=True)
     return load_corpus(output)
 
 

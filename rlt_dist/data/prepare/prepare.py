@@ -194,11 +194,6 @@ class _Job:
         made = self.tokenizer(tokenizer, survey)
         splits = self.write(workers, survey, made)
         write_sources(self.output, survey.sources())
-        about = {
-            "hash": made.hash,
-            "vocabulary": made.vocabulary,
-            "end_of_text": made.end_of_text,
-        }
         dropped = {
             "hidden_files": self.listing.hidden,
             "empty_documents": survey.empty_documents,
@@ -206,7 +201,7 @@ class _Job:
             "cut_documents": survey.cut_documents,
         }
         labelled = self.options.format == "chat"
-        write_index(self.output, about, splits, dropped, labelled=labelled)
+        write_index(self.output, made, splits, dropped, labelled=labelled)
 
     def survey(self, workers: Workers) -> Survey:
         """Find all documents."""
