@@ -60,10 +60,15 @@ def takes_triton(device: str, dtype: torch.dtype, width: int = 0) -> bool:
     wish = asked()
     if wish != "triton":
         return wish is None and prefers_triton(device, dtype, width)
-    trouble = triton_trouble(device, dtype, width)
+    require_triton(device, dtype, width)
+    return True
+
+
+def require_triton(device: str, dtype: torch.dtype, width: int = 0, window: int = 0) -> None:
+    """Raise UserError where triton's kernels are asked for and cannot compute."""
+    trouble = triton_trouble(device, dtype, width, window)
     if trouble is not None:
         raise UserError(f"{asker()}: {trouble}")
-    return True
 
 
 def prefers_triton(device: str, dtype: torch.dtype, width: int = 0, window: int = 0) -> bool:

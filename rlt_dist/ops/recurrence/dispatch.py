@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rlt_dist.ops.choice import asker, prefers_triton, triton_trouble
+from rlt_dist.ops.choice import asker, prefers_triton, require_triton
 from rlt_dist.ops.precision import product_dtype
 from rlt_dist.ops.recurrence.function import run_with
 from rlt_dist.ops.recurrence.loop import MakeLoop, PythonLoop
@@ -112,9 +112,7 @@ def _loop(choice: Backend, kind: Kind, seam: Seam) -> MakeLoop | None:
         return None
     device, dtype, products, *sizes = kind
     if choice == "triton":
-        trouble = triton_trouble(device, products, *sizes)
-        if trouble is not None:
-            raise UserError(f"{asker()}: {trouble}")
+        require_triton(device, products, *sizes)
         return _triton()
     if choice == "auto" and prefers_triton(device, products, *sizes):
         return _triton()
