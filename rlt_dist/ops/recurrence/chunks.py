@@ -78,13 +78,16 @@ class Chunks:
             strict=True,
         )
         return [
-            Slots(first, count, None if same else self._index(k, count))
+            Slots(first, count, None if same else self.index[k, :count])
             for k, (same, first, count) in enumerate(facts)
         ]
 
-    def _index(self, k: int, count: int) -> Tensor:
-        offset = torch.arange(count, device=self.first.device)[:, None]
-        return torch.where(offset < self.length[k], self.first[k] + offset, self.tokens)
+    @cached_property
+    def index(self) -> Tensor:
+        """int64 [K, C, B], where the tokens stand of chunks padded to C, the longest one's."""
+        offset = torch.arange(int(self.length.max()), device=self.first.device)[:, None]
+        is_token = offset < self.length[:, None]
+        return torch.where(is_token, self.first[:, None] + offset, self.tokens)
 
 
 def plan_chunks(position: Tensor, feedback: int) -> Chunks:

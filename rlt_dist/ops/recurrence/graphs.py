@@ -48,7 +48,7 @@ class Steps:
             record: whether graphs are recorded, where that can be done.
         """
         self._step, self._counts = step, [at.count for at in chunks.slots]
-        self._table = _table(chunks, max(self._counts))
+        self._table = _table(chunks)
         self._lanes, self._record = chunks.first.shape[1], record and chunks.first.is_cuda
         self._places: dict[int, Tensor] = {}
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -104,10 +104,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _table(chunks: Chunks, most: int) -> Tensor:
-    """int64 [K, 2 + most B]: a chunk's number twice, which are 16 bytes, and its slots."""
-    offset = torch.arange(most, device=chunks.first.device)[:, None]
-    is_token = offset < chunks.length[:, None]
-    slots = torch.where(is_token, chunks.first[:, None] + offset, chunks.tokens)
-    number = torch.arange(len(chunks), device=slots.device)[:, None]
-    return torch.cat((number, number, slots.flatten(1)), dim=1)
+def _table(chunks: Chunks) -> Tensor:
+    """int64 [K, 2 + C B]: a chunk's number twice, which are 16 bytes, and its slots."""
+    number = torch.arange(len(chunks), device=chunks.first.device)[:, None]
+    return torch.cat((number, number, chunks.index.flatten(1)), dim=1)
