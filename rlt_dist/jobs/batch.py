@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlt_dist.jobs import slurm
-from rlt_dist.jobs.job import CANCELLED, SUBMITTED, Start, Submitted, read_record, write_record
+from rlt_dist.jobs.job import SUBMITTED, Start, Submitted, is_cancelled, read_record, write_record
 from rlt_dist.jobs.launchers import Launch, torchrun, torchrun_on_nodes
 from rlt_dist.mesh.launched import port_of
 from rlt_dist.util.signals import Signals
@@ -68,7 +68,7 @@ class Here:
 
     def unwanted(self, last: Start) -> str | None:
         """It was cancelled, or asked to stop."""
-        if _is_cancelled(self._folder):
+        if is_cancelled(self._folder):
             return _CANCELLED
         if self._asked.first is not None:
             return f"was sent {self._asked.first}"
@@ -119,7 +119,7 @@ class Slurm:
 
     def unwanted(self, last: Start) -> str | None:  # noqa: ARG002
         """It was cancelled, by `rlt-dist cancel` or by Slurm's own scancel."""
-        if _is_cancelled(self._folder):
+        if is_cancelled(self._folder):
             return _CANCELLED
         shown = slurm.job_of(self.job_id)
         return _CANCELLED if slurm.was_cancelled(shown, self._restarts) else None
@@ -150,10 +150,6 @@ def batch_of(folder: Path, asked: Signals, environment: Mapping[str, str] = os.e
     if not path.is_file():
         write_record(path, Submitted(job_id=own_id(environment), when=time.time()))
     return Slurm(folder, environment)
-
-
-def _is_cancelled(folder: Path) -> bool:
-    return (folder / CANCELLED).is_file()
 
 
 def own_id(environment: Mapping[str, str]) -> str:

@@ -131,6 +131,11 @@ def read_record(path: Path, kind: type[Record]) -> Record:
         raise UserError(f"{path}: is damaged; remove {doomed}") from None
 
 
+def is_cancelled(folder: Path) -> bool:
+    """Whether a person has cancelled a job."""
+    return (folder / CANCELLED).is_file()
+
+
 def add_start(folder: Path, start: Start) -> None:
     """Remember a start that has ended."""
     append_record(folder / STARTS, start.model_dump_json())

@@ -13,13 +13,13 @@ from rlt_dist.config.load import read_yaml
 from rlt_dist.jobs import slurm
 from rlt_dist.jobs.batch import LOCAL
 from rlt_dist.jobs.job import (
-    CANCELLED,
     JOB,
     OUTPUT,
     RUNNING,
     SUBMITTED,
     Begun,
     Submitted,
+    is_cancelled,
     job_folders,
     read_record,
     starts,
@@ -220,7 +220,7 @@ def _state(
         return how, why, False
     if trouble is not None and job_id not in (None, LOCAL):
         return "unknown", trouble, False
-    if job is not None and (job / CANCELLED).is_file():
+    if job is not None and is_cancelled(job):
         return "cancelled", why, False
     if how == "lost" and job_id is not None and job_id != LOCAL:
         why = slurm.last_word(job_id, queued)

@@ -25,7 +25,6 @@ from rlt_dist.jobs.batch import Batch, batch_of
 from rlt_dist.jobs.decide import decide
 from rlt_dist.jobs.health import LIMIT, judge, parse_reports
 from rlt_dist.jobs.job import (
-    CANCELLED,
     CONFIG,
     JOB,
     RUNNING,
@@ -34,6 +33,7 @@ from rlt_dist.jobs.job import (
     Job,
     Start,
     add_start,
+    is_cancelled,
     read_record,
     starts,
     write_record,
@@ -63,7 +63,7 @@ def supervise(folder: Path, batch: Batch, asked: Signals) -> int:
     job = read_record(folder / JOB, Job)
     _remember_lost_start(folder, job)
     known = list(starts(folder))
-    unwanted = "cancelled" if (folder / CANCELLED).is_file() else None
+    unwanted = "cancelled" if is_cancelled(folder) else None
     decision = decide(known, job.attempts, unwanted=unwanted)
     while decision.again:
         known.append(_start_once(folder, job, batch, asked))
