@@ -25,7 +25,6 @@ from rlt_dist.ops.triton.shapes import Shapes
 _CHUNK = 4
 _DOCUMENT = 29
 """Tokens, so that some chunks and parts are inside of a document, and some are not."""
-_ROTARY_BASE = 10000.0
 
 
 def cases(shapes: Shapes) -> Iterator[Case]:
@@ -94,7 +93,7 @@ def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
     shape = _shape(shapes, 2 * shapes.part if replays else shapes.part)
     plan, operands = plan_of(shape), operands_of(shape)
     if replays:
-        plan = _broken(plan, shapes)
+        plan = _broken(plan, shape.config)
     is_narrow = shapes.dtype == "bf16"
     autocast = partial(torch.autocast, operands.e.device.type, torch.bfloat16)
 
@@ -112,11 +111,11 @@ def _made(shapes: Shapes, gradients: bool, replays: bool = False) -> Made:
     return Made(operands.flat(), lambda *x: run("triton", x), lambda *x: run("python", x))
 
 
-def _broken(plan: Plan, shapes: Shapes) -> Plan:
+def _broken(plan: Plan, config: RltConfig) -> Plan:
     """With other documents, and dropout."""
     position = _documents(plan)
-    tables = rotary_tables(position, shapes.width, _ROTARY_BASE, torch.float32)
-    keep = (torch.rand(3, *position.shape, shapes.d) < 0.9) / 0.9
+    tables = rotary_tables(position, config.head_width, config.rotary_base, torch.float32)
+    keep = (torch.rand(3, *position.shape, config.d_model) < 0.9) / 0.9
     return replace(plan, position=position, cos=tables[0], sin=tables[1], masks=[LayerMasks(*keep)])
 
 
