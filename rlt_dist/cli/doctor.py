@@ -60,7 +60,10 @@ def _operations() -> "Table":
     from rlt_dist.ops.choice import VARIABLE, asked, triton_trouble
 
     wish, device = asked(), "cuda" if torch.cuda.is_available() else "cpu"
-    trouble, wished = triton_trouble(device, torch.bfloat16), f"{VARIABLE} asks for it"
+    # Else triton would be imported to no purpose.
+    at_stake = wish == "triton" or device == "cuda"
+    trouble = triton_trouble(device, torch.bfloat16) if at_stake else None
+    wished = f"{VARIABLE} asks for it"
     if wish == "triton":
         loop = others = ("-", trouble) if trouble else ("triton", wished)
     elif wish is not None:
