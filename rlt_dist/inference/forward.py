@@ -28,6 +28,11 @@ def parameter_dtype(config: RunConfig) -> torch.dtype:
     return torch.float64 if config.train.precision == "float64" else torch.float32
 
 
+def product_dtype(config: RunConfig) -> torch.dtype:
+    """Type that products are formed in."""
+    return getattr(torch, config.train.precision)
+
+
 def recurrence(config: RunConfig) -> Recurrence:
     """How RLT's decoder is computed: as configured, unless RLT_DIST_OPS says otherwise.
 
@@ -43,17 +48,16 @@ def recurrence(config: RunConfig) -> Recurrence:
 
 def kind(config: RunConfig, device: str) -> Kind:
     """What a run computes there, as far as implementations differ in what they can."""
-    model, dtype = config.bounded_model, parameter_dtype(config)
-    products = torch.bfloat16 if config.train.precision == "bfloat16" else dtype
+    model, dtype, products = config.bounded_model, parameter_dtype(config), product_dtype(config)
     width = 0 if isinstance(model, GruConfig) else model.head_width
     window = model.window if isinstance(model, RltConfig) else 0
     return Kind(device, dtype, products, width, window)
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
-    """The precision of products: bfloat16 where asked for, else that of the parameters."""
-    enabled = config.train.precision == "bfloat16"
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
+    """Products in their type, where it is not that of the parameters."""
+    products = product_dtype(config)
+    return torch.autocast(device.type, products, enabled=products != parameter_dtype(config))
 
 
 def batch_nll(

@@ -37,6 +37,7 @@ from torch import Tensor
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.cluster import load_cluster
 from rlt_dist.costs.flops import flops_per_token, utilisation
+from rlt_dist.inference.forward import product_dtype
 from rlt_dist.mesh.collectives import all_sum, on_leader
 from rlt_dist.mesh.mesh import METERED, Mesh
 from rlt_dist.train.step import PassTime
@@ -45,7 +46,6 @@ from rlt_dist.util.memory import forget_peak, peak_resident, resident
 
 _WIDTHS = {"cpu": 512, "cuda": 8192}
 """Of the matrices whose product shows the peak."""
-_TYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 _SECONDS = 0.06
 """How long the peak is measured."""
 
@@ -138,7 +138,7 @@ def peak_flops(config: RunConfig, mesh: Mesh) -> float:
     known = on_leader(mesh.world, lambda: known_peak(config, ranks))
     if known is not None:
         return known
-    rate = torch.tensor(_rate(mesh, _TYPES[config.train.precision]), dtype=torch.float64)
+    rate = torch.tensor(_rate(mesh, product_dtype(config)), dtype=torch.float64)
     return float(all_sum(rate.to(mesh.world.device), mesh.everyone))
 
 
