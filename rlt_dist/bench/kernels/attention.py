@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from rlt_dist.bench.kernels.case import Case, Floor, Made, product_type, with_gradients
+from rlt_dist.bench.kernels.case import Case, Floor, Made, with_gradients
 from rlt_dist.ops import relative
 from rlt_dist.ops.attention import attend
 from rlt_dist.ops.noise import Noise, WeightMask
@@ -42,7 +42,7 @@ def _both(
     backward: int,
 ) -> Iterator[Case]:
     """Forward reads inputs and writes an output as large as the first; backward does it twice."""
-    dtype = product_type(shapes)
+    dtype = shapes.products
     numbers = sum(torch.Size(size).numel() for size in (*sizes, sizes[0]))
     moved = numbers * dtype.itemsize
 
@@ -69,7 +69,7 @@ def _position(shapes: Shapes) -> Tensor:
 
 def _band(shapes: Shapes) -> tuple[Attend, Attend]:
     position, past = _position(shapes), shapes.memory
-    types = (product_type(shapes), torch.float64)
+    types = (shapes.products, torch.float64)
     here = {dtype: Reach(position, past, past, dtype) for dtype in types}
 
     def kernel(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _dropping(shapes: Shapes) -> tuple[Attend, Attend]:
 
 def _relative(shapes: Shapes, dropped: WeightMask | None = None) -> tuple[Attend, Attend]:
     position, past = _position(shapes), shapes.memory
-    reach = Reach(position, past, past, product_type(shapes))
+    reach = Reach(position, past, past, shapes.products)
     allowed = reach_mask(position, past, past)
     keep = None if dropped is None else dropped.drawn(shapes.tokens, past + shapes.tokens)
 

@@ -101,11 +101,6 @@ def check(case: Case, shapes: Shapes, device: torch.device, timed: bool) -> Chec
     return replace(checked, kernel=kernel, plain=eager)
 
 
-def product_type(shapes: Shapes) -> torch.dtype:
-    """The type that products are formed in."""
-    return torch.bfloat16 if shapes.dtype == "bf16" else torch.float32
-
-
 def with_gradients(compute: Callable[..., Tensor]) -> Compute:
     """Its output, and the gradients of its inputs for a gradient that is the same at every call."""
 

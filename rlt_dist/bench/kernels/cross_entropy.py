@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlt_dist.bench.kernels.case import Case, Floor, Made, product_type
+from rlt_dist.bench.kernels.case import Case, Floor, Made
 from rlt_dist.ops.triton.cross_entropy import gradient, token_logs
 from rlt_dist.ops.triton.shapes import Shapes
 
 
 def cases(shapes: Shapes) -> Iterator[Case]:
     """The loss of each token, and then the gradient of its logits."""
-    tokens, p = shapes.lanes * shapes.tokens, product_type(shapes).itemsize
+    tokens, p = shapes.lanes * shapes.tokens, shapes.products.itemsize
     for rows, width in shapes.softmaxes:
         read, products = p * width * (tokens + rows), 2 * tokens * rows * width
         name, made = f"cross_entropy_{rows}", partial(_made, shapes, tokens, rows, width)
@@ -27,7 +27,7 @@ def cases(shapes: Shapes) -> Iterator[Case]:
 
 
 def _made(shapes: Shapes, tokens: int, rows: int, width: int, backward: bool) -> Made:
-    dtype, targets = product_type(shapes), torch.randint(rows, (tokens,))
+    dtype, targets = shapes.products, torch.randint(rows, (tokens,))
     x, weight = torch.randn(tokens, width) * width**-0.5, torch.randn(rows, width)
     biases = [torch.randn(rows)] if shapes.model == "transformer_xl" else []
     inputs = [value.to(dtype) for value in (x, weight, *biases)]

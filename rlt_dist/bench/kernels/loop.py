@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rlt_dist.bench.kernels.case import Case, Floor, Made, product_type
+from rlt_dist.bench.kernels.case import Case, Floor, Made
 from rlt_dist.bench.recurrence import RecurrenceShape, operands_of, plan_of
 from rlt_dist.config.model import RltConfig
 from rlt_dist.ops.reach import segment_positions
@@ -51,7 +51,7 @@ def _floor(shapes: Shapes, plan: Plan) -> Floor:
     read = int((ends - farthest)[chunks.length > 0].sum())
     seen = int((end - first).sum())
     return Floor(
-        product_type(shapes).itemsize * (len(chunks) * weights + 2 * key_values * read),
+        shapes.products.itemsize * (len(chunks) * weights + 2 * key_values * read),
         2 * tokens * lanes * weights + 4 * heads * seen,
     )
 

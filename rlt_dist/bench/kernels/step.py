@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlt_dist.bench.kernels.case import Case, Floor, Made, product_type
+from rlt_dist.bench.kernels.case import Case, Floor, Made
 from rlt_dist.ops.rotary import rotary_tables, rotate
 from rlt_dist.ops.triton import feed_forward, memory, merge, window
 from rlt_dist.ops.triton.shapes import Shapes
@@ -31,7 +31,7 @@ def _make(make: Callable[["_Step"], Made], shapes: Shapes) -> Made:
 
 
 def _floors(shapes: Shapes) -> dict[str, Floor]:
-    p, d, f = product_type(shapes).itemsize, shapes.d, shapes.inner
+    p, d, f = shapes.products.itemsize, shapes.d, shapes.inner
     lanes, n, w = shapes.lanes, shapes.lanes * shapes.chunk, shapes.window
     heads, kv = shapes.heads * shapes.width, shapes.kv_heads * shapes.width
     entries = shapes.memory + shapes.chunk
@@ -62,7 +62,7 @@ class _Step:
 
     def __init__(self, shapes: Shapes) -> None:
         self.shapes, self.tokens, self.lanes = shapes, shapes.chunk, shapes.lanes
-        self.rows, self.dtype = self.tokens * self.lanes, product_type(shapes)
+        self.rows, self.dtype = self.tokens * self.lanes, shapes.products
         token = torch.arange(self.tokens + 1)[:, None].repeat(1, self.lanes)
         self.index, self.first = token[:-1].contiguous(), token.to(torch.int32)
         self.last = self.first + shapes.memory

@@ -380,11 +380,10 @@ def builds(shapes: Shapes) -> Iterator[Build]:
 
 
 def _build(kind: str, shapes: Shapes, amd: bool) -> Build:
-    kernel, dtype = _KERNELS[kind], torch.bfloat16 if shapes.dtype == "bf16" else torch.float32
-    group = shapes.heads // shapes.kv_heads
-    cut = blocks(kind, shapes.width, group, dtype, amd)
+    kernel, group = _KERNELS[kind], shapes.heads // shapes.kv_heads
+    cut = blocks(kind, shapes.width, group, shapes.products, amd)
     constants: dict[str, Any] = _constants(cut, shapes.heads, shapes.kv_heads, shapes.width)
-    constants["PRODUCT"] = tl.bfloat16 if shapes.dtype == "bf16" else tl.float32
+    constants["PRODUCT"] = tl.dtype(shapes.dtype)
     names = [name for name in kernel.arg_names if name not in constants]
     strides, counts = names.index("query_lane"), names.index("query_count")
     signature = dict.fromkeys(names[:strides], f"*{shapes.dtype}")

@@ -318,14 +318,13 @@ def entropy_gradient(
 
 def builds(shapes: Shapes) -> Iterator[Build]:
     """Both kernels for the widest softmax: sizes but the blocks' are arguments."""
-    dtype = torch.bfloat16 if shapes.dtype == "bf16" else torch.float32
-    cut, biased = blocks(dtype), shapes.model == "transformer_xl"
+    cut, biased = blocks(shapes.products), shapes.model == "transformer_xl"
     types = dict.fromkeys(("largest", "sums", "wanted", "log"), "*fp32") | {"targets": "*i32"}
     types |= dict.fromkeys(("x", "weight", "bias", "gradient"), f"*{shapes.dtype}")
     types |= dict.fromkeys(("x_row", "weight_row", "gradient_row", "width"), "i32:16")
     for kernel in (entropy_statistics, entropy_gradient):
         constants: dict[str, Any] = _constants(cut, biased)
-        constants["PRODUCT"] = tl.bfloat16 if shapes.dtype == "bf16" else tl.float32
+        constants["PRODUCT"] = tl.dtype(shapes.dtype)
         if kernel is entropy_gradient:
             constants["SUMS"] = biased
         names = [name for name in kernel.arg_names if name not in constants]

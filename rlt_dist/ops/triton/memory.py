@@ -457,8 +457,7 @@ def _builds(shapes: Shapes, name: str, tokens: int) -> Iterator[Build]:
     sizes = (shapes.lanes, shapes.heads, shapes.kv_heads, shapes.memory + tokens)
     chosen = blocks(tokens, *sizes)
     heads = _heads(shapes.lanes, shapes.heads, shapes.width, chosen)
-    multiplied = tl.bfloat16 if shapes.dtype == "bf16" else tl.float32
-    split = {**heads, **_rows_and_keys(shapes.kv_heads, chosen), "PRODUCT": multiplied}
+    split = {**heads, **_rows_and_keys(shapes.kv_heads, chosen), "PRODUCT": tl.dtype(shapes.dtype)}
     one, counted = ({"tokens": 1}, {}) if tokens == 1 else ({}, {"tokens": "i32"})
     split |= one
     launched = (chosen.warps, chosen.stages, True)

@@ -253,10 +253,9 @@ def builds(shapes: Shapes) -> Iterator[Build]:
 
 
 def _build(kind: str, shapes: Shapes, drops: bool, amd: bool) -> Build:
-    kernel, dtype = _KERNELS[kind], torch.bfloat16 if shapes.dtype == "bf16" else torch.float32
-    cut = blocks(kind, shapes.width, dtype, amd)
+    kernel, cut = _KERNELS[kind], blocks(kind, shapes.width, shapes.products, amd)
     constants: dict[str, Any] = _constants(cut, shapes.heads, shapes.width, drops)
-    constants["PRODUCT"] = tl.bfloat16 if shapes.dtype == "bf16" else tl.float32
+    constants["PRODUCT"] = tl.dtype(shapes.dtype)
     names = [name for name in kernel.arg_names if name not in constants]
     strides, counts = names.index("key_lane"), names.index("query_count")
     signature = dict.fromkeys(names[:strides], f"*{shapes.dtype}")

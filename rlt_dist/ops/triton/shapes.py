@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+import torch
+
 from rlt_dist.config.model import GruConfig, RltConfig, TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.ops.choice import size_trouble
@@ -26,7 +28,7 @@ class Shapes:
         memory: positions before the segment that attention reaches back.
         softmaxes: rows and width of each output matrix: the vocabulary's, or the adaptive
             softmax's head and then its tails.
-        dtype: what products are formed in.
+        dtype: what products are formed in, by triton's name.
         window: RLT's W; 0 for Transformer-XL.
         chunk: RLT's tokens between feedbacks, at most a segment's; all of them where s is not fed
             back.
@@ -47,6 +49,11 @@ class Shapes:
     window: int = 0
     chunk: int = 0
     part: int = 0
+
+    @property
+    def products(self) -> torch.dtype:
+        """What products are formed in."""
+        return torch.bfloat16 if self.dtype == "bf16" else torch.float32
 
 
 def shapes_of(config: RunConfig, vocabulary: int) -> Shapes:
