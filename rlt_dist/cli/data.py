@@ -122,7 +122,9 @@ def prepare(
     if mpi and workers is not None:
         raise UserError("--workers and --mpi: give one of them; the MPI world has its own number")
     with ExitStack() as stack:
-        crew: AbstractContextManager[Workers] = local_workers(workers or _usable_cpus())
+        crew: AbstractContextManager[Workers] = local_workers(
+            workers or _usable_cpus(), "with fewer --workers"
+        )
         if mpi:
             ranks = stack.enter_context(mpi_workers())
             if ranks is None:  # this rank has done its work for rank 0

@@ -27,9 +27,6 @@ class Workers:
         """Run a task for each of `arguments`; gives the results as they come, in any order.
 
         Few arguments are drawn ahead. An error in a task is raised here, and no further one begins.
-
-        Raises:
-            UserError: a worker was killed.
         """
         pending: set[Future[R]] = set()
         try:
@@ -41,21 +38,22 @@ class Workers:
             while pending:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
-        except BrokenExecutor:
-            raise UserError(
-                "a worker was killed, perhaps because memory ran out; run the same command again, "
-                "with fewer --workers if so: finished shards are kept"
-            ) from None
         finally:
             for future in pending:
                 future.cancel()
 
 
 @contextmanager
-def local_workers(number: int) -> Iterator[Workers]:
+def local_workers(number: int, fewer: str = "on fewer cores (taskset)") -> Iterator[Workers]:
     """Workers of this machine; one is this process itself.
 
     Whatever passes through the context, or kills this process, ends the others at once.
+
+    Args:
+        fewer: how a person runs the same command with fewer of them, in words.
+
+    Raises:
+        UserError: a worker was killed.
     """
     if number == 1:
         yield Workers(_Here(), 1)
@@ -68,6 +66,11 @@ def local_workers(number: int) -> Iterator[Workers]:
     executor = ProcessPoolExecutor(number, context, initializer=serve_parent)
     try:
         yield Workers(executor, number)
+    except BrokenExecutor:  # It has ended the others.
+        raise UserError(
+            "a worker was killed, perhaps because memory ran out; run the same command again, "
+            f"{fewer} if so: what is finished is kept"
+        ) from None
     except BaseException:
         for process in set(active_children()) - others:
             process.terminate()

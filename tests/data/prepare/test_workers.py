@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rlt_dist.data.corpus.index import load_corpus
+from rlt_dist.data.prepare.workers import local_workers
+from rlt_dist.util.errors import UserError
 
 PATIENCE = 60  # seconds, for what takes one
 
@@ -77,7 +79,7 @@ def test_killed_at_any_moment_it_goes_on(
     else:
         assert process.returncode == 2
         assert error.startswith("rlt-dist: error: a worker was killed")
-        assert "finished shards are kept" in error
+        assert "with fewer --workers if so: what is finished is kept" in error
         assert error.count("\n") == 1
         assert not list(output.glob(".*.partial"))
     assert not (output / "index.json").exists()
@@ -86,6 +88,12 @@ def test_killed_at_any_moment_it_goes_on(
     preparation.run(output, "--workers", 1)
     assert contents(output) == whole
     assert times == {name: (output / f"{name}.tar").stat().st_mtime_ns for name in finished}
+
+
+def test_a_killed_worker_is_told_without_an_option_that_the_caller_lacks() -> None:
+    said = r"a worker was killed.*, on fewer cores \(taskset\) if so: what is finished is kept"
+    with pytest.raises(UserError, match=said), local_workers(2) as crew:
+        list(crew.run(os._exit, [(1,)]))
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
