@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rlt_dist.data.prepare.encode import Encoded
+from rlt_dist.data.prepare.encode import UNSCORED, Encoded
 from rlt_dist.data.prepare.json_lines import BadLine, utf8_of
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 
@@ -89,5 +89,5 @@ def _encode(text: bytes, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         learnt = mark + newline == _ANSWER
         scored += [np.zeros(len(context), bool), np.full(len(answer) + 1, learnt)]
     ids, is_target = np.concatenate(parts), np.concatenate(scored)
-    labels = np.where(is_target[1:], ids[1:], -1)
+    labels = np.where(is_target[1:], ids[1:], UNSCORED)
     return ids[:-1], labels

@@ -7,6 +7,9 @@ import numpy as np
 
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 
+UNSCORED = -1
+"""The label of a token after which nothing is to be predicted."""
+
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
@@ -16,8 +19,8 @@ class Encoded:
         ids: of all documents one after another, int32 [n].
         lengths: of each document, int64 [documents].
         bytes: of each one's text, int64 [documents].
-        labels: what is to be predicted after each token, int64 [n]; below 0: nothing. None: the
-            next token.
+        labels: what is to be predicted after each token, int64 [n], or UNSCORED. None: the next
+            token.
     """
 
     ids: np.ndarray

@@ -18,13 +18,10 @@ import numpy as np
 from rlt_dist.data.corpus.index import TOKENIZER_NAME, CorpusIndex, load_corpus, write_index
 from rlt_dist.data.corpus.shard import ShardEntry
 from rlt_dist.data.corpus.sources import write_sources
-from rlt_dist.data.prepare.encode import Encoded
+from rlt_dist.data.prepare.encode import UNSCORED, Encoded
 from rlt_dist.data.prepare.writer import write_documents
 from rlt_dist.data.tokenizers.tokenizer import Tokenizer
 from rlt_dist.util.files import atomic_folder
-
-UNSCORED = -1
-"""The target of a token after which nothing is to be predicted."""
 
 Labelled = tuple[np.ndarray, np.ndarray]
 """A document: its tokens, int [n], without end-of-text; and the target of each, int [n]."""
