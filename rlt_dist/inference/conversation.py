@@ -27,6 +27,7 @@ from rlt_dist.inference.sample import Episode, read, walk
 from rlt_dist.inference.sampling import Sampling
 from rlt_dist.models.state import State
 from rlt_dist.models.transformer_xl.frozen import Guard
+from rlt_dist.ops.noise import seed_from
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 
@@ -82,6 +83,9 @@ class Speaker:
     ) -> tuple[Conversation, Episode]:
         """Let the model speak, until it ends its message or is cut off after `limit` tokens.
 
+        Args:
+            seed: of the conversation: each turn draws other random numbers.
+
         Returns:
             the conversation with its message, and what was drawn, which `replay` can score.
 
@@ -90,12 +94,15 @@ class Speaker:
             RuntimeError: a weight was seen to have moved.
         """
         self._guard.check()
+        # Messages so far: what is written in one never encodes to their end.
+        turn = int((conversation.tokens == self._end).sum())
         asked = torch.cat((conversation.tokens, self._encode(MARKS["assistant"])))
         unread = replace(conversation, tokens=asked).unread[None]
         config, actions, scores = self._trained.config, list[int](), list[float]()
         with torch.no_grad():
             logits, state = read(self._frozen, config, unread, None, conversation.state)
-        for step in islice(walk(self._frozen, config, logits, state, sampling, seed), limit):
+        steps = walk(self._frozen, config, logits, state, sampling, seed_from(seed, turn))
+        for step in islice(steps, limit):
             actions.append(step.token)
             scores.append(step.log_probability)
             state = step.state

@@ -63,6 +63,21 @@ def test_a_conversation_branches(speaker: Any, name: str) -> None:
     assert all(torch.equal(trunk.state[key], tensor) for key, tensor in kept.items())
 
 
+def test_each_turn_draws_numbers_of_its_own(speaker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replies() -> list[bytes]:
+        of = speaker("rlt1")
+        monkeypatch.setattr(of._frozen, "logits", lambda _: torch.zeros(1, 257))
+        held, said = of.begin(), []
+        for _ in range(3):
+            held, episode = of.reply(of.tell(held, "user", b"go on"), Sampling(), 8, 0)
+            said.append(of.text(episode))
+        return said
+
+    first = replies()
+    assert len(set(first)) == 3
+    assert replies() == first
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_changed_weights_are_refused_unless_the_conversation_is_replayed(
     trained: Any, tmp_path: Path, name: str
