@@ -153,8 +153,8 @@ _UNPACK = {"": _blocks, ".gz": _ungzip, ".xz": _unxz, ".zst": _unzstd}
 def _refuse_binary(file: InputFile, beginning: bytes) -> None:
     if b"\0" in beginning:
         raise UserError(
-            f"{file.path}: looks binary (it holds NUL bytes); leave it out with --exclude, "
-            f"or take it as it is with --allow-binary"
+            f"{file.path}: looks binary (it holds NUL bytes); convert it to UTF-8 if it is "
+            f"UTF-16, leave it out with --exclude, or take it as it is with --allow-binary"
         )
 
 

@@ -18,7 +18,11 @@ def record_of(line: bytes) -> dict[str, Any]:
     """
     try:
         record = _parse(line)
+    except UnicodeDecodeError as error:
+        raise BadLine(f"is not UTF-8 (at byte {error.start}); convert the file to UTF-8") from None
     except json.JSONDecodeError as error:  # its own words would count lines within this one
+        if b"\0" in line:
+            raise BadLine("holds NUL bytes, as UTF-16 does; convert the file to UTF-8") from None
         at = f"{error.msg} at column {error.pos + 1}"
         raise BadLine(f"is not valid JSON ({at}); correct this line") from None
     except (ValueError, RecursionError) as error:
@@ -52,11 +56,11 @@ def utf8_of(text: str, field: str) -> bytes:
 
 def _parse(line: bytes) -> Any:
     """`json.loads`, which takes three times as long over a line that is one value and no more."""
+    text = line.rstrip(b" \t\r").decode()
     try:
-        text = line.rstrip(b" \t\r").decode()
         record, end = _JSON.raw_decode(text)
         if end == len(text):
             return record
     except ValueError:
         pass
-    return json.loads(line)
+    return json.loads(text.removeprefix("\ufeff"))

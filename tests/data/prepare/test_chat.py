@@ -147,6 +147,19 @@ def test_a_line_that_is_no_conversation_is_named(
     assert what in str(raised.value)
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_a_file_that_is_not_utf8_is_to_be_converted(
+    tmp_path: Path, tokenizer: Path, encoding: str
+) -> None:
+    said = "naïve" if encoding == "latin-1" else "naive"
+    line = json.dumps(record([("assistant", said)]), ensure_ascii=False) + "\n"
+    (tmp_path / "talks.jsonl").write_bytes(line.encode(encoding))
+    with pytest.raises(UserError, match=r"talks\.jsonl.*; convert (it|the file) to UTF-8"):
+        prepare(tmp_path / "out", tmp_path / "talks.jsonl", tokenizer)
+    with pytest.raises(UserError, match=r"talks\.jsonl:1: .* convert the file to UTF-8"):
+        prepare(tmp_path / "out", tmp_path / "talks.jsonl", tokenizer, allow_binary=True)
+
+
 def test_what_cannot_hold_or_keep_a_conversation_is_refused(
     tmp_path: Path, tokenizer: Path
 ) -> None:
