@@ -103,7 +103,7 @@ def transformer_xl(
 def evaluation(
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="len800, len1800 or len3800; repeatable [default: len800]."),
+        typer.Option(help="len800, len1800, len2800 or len3800; repeatable [default: len800]."),
     ] = None,
     variant: Variants = None,
     threads: Threads = None,
