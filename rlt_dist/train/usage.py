@@ -41,7 +41,6 @@ from rlt_dist.inference.forward import product_dtype
 from rlt_dist.mesh.collectives import all_sum, on_leader
 from rlt_dist.mesh.mesh import METERED, Mesh
 from rlt_dist.train.step import PassTime
-from rlt_dist.util.errors import UserError
 from rlt_dist.util.memory import forget_peak, peak_resident, resident
 
 _WIDTHS = {"cpu": 512, "cuda": 8192}
@@ -146,15 +145,12 @@ def known_peak(config: RunConfig, ranks: int) -> float | None:
     """FLOP/s of all ranks by `train.cluster`; None where there is none.
 
     Raises:
-        UserError: the file is not right, or says nothing of the run's precision.
+        UserError: the file is not right.
     """
-    file, precision = config.train.cluster, config.train.precision
-    if file is None:
+    if config.train.cluster is None:
         return None
-    cluster = load_cluster(file)
-    if precision not in cluster.flops:
-        raise UserError(f"{file}: flops says nothing of {precision}, which train.precision is")
-    return cluster.flops[precision] * min(ranks, cluster.cores or ranks)
+    cluster = load_cluster(config.train.cluster)
+    return cluster.flops[config.train.precision] * min(ranks, cluster.cores or ranks)
 
 
 def _rate(mesh: Mesh, dtype: torch.dtype) -> float:

@@ -73,6 +73,6 @@ def test_a_cluster_without_the_precision_is_refused(
     content = load_cluster(cluster).model_dump(mode="json", exclude_unset=True)
     (tmp_path / "mine.yaml").write_text(write_yaml(content | {"flops": {"float32": 1e12}}))
     config = configure(tmp_path, "rlt1", f"train.cluster={tmp_path}/mine.yaml")
-    with pytest.raises(UserError, match="flops says nothing of float64"):
+    with pytest.raises(UserError, match="flops lack bfloat16, float64"):
         driver.train(config)
     assert not config.run_folder.exists()
