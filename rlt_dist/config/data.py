@@ -68,6 +68,11 @@ class DataConfig(Strict):
             return self.workers
         return int(any(is_remote(corpus.path) for corpus in self.corpora))
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the global batch: G T."""
+        return self.lanes * self.segment
+
     def resolved(self) -> "DataConfig":
         """The same with absolute paths."""
         update: dict[str, Any] = {}

@@ -116,6 +116,10 @@ class ClusterConfig(Strict):
         """Bytes that a rank may take."""
         return self.memory - self.reserved
 
+    def peak(self, precision: Precision, ranks: int) -> float:
+        """FLOP/s of so many ranks; those beyond the cores that they share have none."""
+        return self.flops[precision] * min(ranks, self.cores or ranks)
+
     @field_validator("rates", mode="before")
     @classmethod
     def _check_rates(cls, rates: Any) -> Any:

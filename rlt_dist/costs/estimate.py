@@ -72,7 +72,7 @@ class Estimate:
 
 def estimate_run(run: Run, cluster: ClusterConfig | None) -> Estimate:
     """Work out what a run costs."""
-    config, tokens = run.config, run.config.data.lanes * run.config.data.segment
+    config, tokens = run.config, run.config.data.tokens_per_step
     pieces = model_flops(config.bounded_model, run.vocabulary, run.own).values()
     useful: dict[Purpose, float] = {
         purpose: sum(piece.get(purpose, 0) for piece in pieces) / run.own.rows

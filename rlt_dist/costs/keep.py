@@ -9,6 +9,7 @@ from rlt_dist.costs.recurrent import RecurrentRank
 from rlt_dist.costs.run import Run, tape_bytes
 from rlt_dist.costs.sizes import Numbers, Pass
 from rlt_dist.costs.stack import StackRank, chosen
+from rlt_dist.costs.taken import compiled
 from rlt_dist.ops.cross_entropy import block_tokens
 
 
@@ -46,9 +47,7 @@ def kept_of(run: Run, stage: int) -> Kept:
         return _stack(rank)
     if isinstance(rank, RecurrentRank):
         return _recurrent(rank)
-    chosen, cut = run.config.ops.recurrence, rank.share.tensors > 1
-    native = chosen == "native" or (chosen == "auto" and run.compiled and not cut)
-    return _looped(rank, native)
+    return _looped(rank, compiled(run))
 
 
 # -- RLT ---------------------------------------------------------------------------------------

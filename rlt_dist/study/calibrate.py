@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -27,11 +27,6 @@ _PRODUCT = 1024
 _COPIED = 1 << 25
 """Numbers of the array whose copying tells the bandwidth of memory."""
 _RESERVED = 500_000_000
-_TYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-}
 
 Say = Callable[[str], None]
 
@@ -128,8 +123,8 @@ def _peaks() -> dict[Precision, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     found: dict[Precision, float] = {}
-    for precision, dtype in _TYPES.items():
-        a = torch.ones(_PRODUCT, _PRODUCT, dtype=dtype)
+    for precision in get_args(Precision):
+        a = torch.ones(_PRODUCT, _PRODUCT, dtype=getattr(torch, precision))
         found[precision] = 2 * _PRODUCT**3 / _least(partial(torch.mm, a, a))
     torch.set_num_threads(threads)
     return found

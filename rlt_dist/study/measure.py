@@ -83,7 +83,7 @@ def measure(point: Point, folder: Path, warmup: int) -> Measured | None:
         steps=len(counted),
         seconds=median,
         spread=(low, high),
-        tokens_per_second=config.data.lanes * config.data.segment / median,
+        tokens_per_second=config.data.tokens_per_step / median,
         mfu=_median(counted, "mfu"),
         waiting=_waiting(counted),
         bubble=_median(counted, "bubble"),

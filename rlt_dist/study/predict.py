@@ -83,9 +83,8 @@ def predict_point(study: Study, point: Point) -> Prediction:
     """
     found, rejected = _chosen(study, point)
     run, seconds = found.run, found.seconds
-    tokens = run.config.data.lanes * run.config.data.segment / seconds
-    cores = study.cluster.cores or run.axes.size
-    peak = study.cluster.flops[run.config.train.precision] * min(run.axes.size, cores)
+    tokens = run.config.data.tokens_per_step / seconds
+    peak = study.cluster.peak(run.config.train.precision, run.axes.size)
     sent: Counter[str] = Counter()
     for (axis, _), (_, handed, _) in busiest(run).items():
         sent[axis] += handed

@@ -37,7 +37,7 @@ class Row:
     @property
     def tokens(self) -> int:
         """Of a step."""
-        return self.point.config.data.lanes * self.point.config.data.segment
+        return self.point.config.data.tokens_per_step
 
     @property
     def mesh(self) -> str:

@@ -93,7 +93,7 @@ def _one_step(
             learning_rate=rate,
             judge=guard.judge,
         )
-    tokens = config.data.lanes * config.data.segment
+    tokens = config.data.tokens_per_step
     session.step = session.world.watch.recorder.step = step
     session.cursors = batch.cursors
     session.tokens += tokens

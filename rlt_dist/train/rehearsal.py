@@ -109,10 +109,9 @@ class Rehearsal:
 
     def save(self, folder: Path) -> Path:
         """Write a checkpoint of the step just done into a folder of them."""
-        data = self.config.data
         facts = Facts(
             step=self.steps,
-            tokens=self.steps * data.lanes * data.segment,
+            tokens=self.steps * self.config.data.tokens_per_step,
             tokenizer="",
             corpus="",
             identity=self.config.identity(),

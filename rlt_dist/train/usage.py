@@ -149,8 +149,7 @@ def known_peak(config: RunConfig, ranks: int) -> float | None:
     """
     if config.train.cluster is None:
         return None
-    cluster = load_cluster(config.train.cluster)
-    return cluster.flops[config.train.precision] * min(ranks, cluster.cores or ranks)
+    return load_cluster(config.train.cluster).peak(config.train.precision, ranks)
 
 
 def _rate(mesh: Mesh, dtype: torch.dtype) -> float:

@@ -64,7 +64,7 @@ class Result:
             "model": self.contender.name,
             "parameters": self.contender.parameters,
             "steps": config.train.steps,
-            "training_tokens": config.train.steps * config.data.lanes * config.data.segment,
+            "training_tokens": config.train.steps * config.data.tokens_per_step,
             "training_flops": self.training_flops,
             "effective_length": {r: found.length for r, found in self.effective.items()},
             "open_ended": {r: found.open_ended for r, found in self.effective.items()},
@@ -126,5 +126,5 @@ def _corpus(wanted: Wanted, say: Say) -> CorpusIndex:
 def _training_flops(contender: Contender, vocabulary: int) -> float:
     """Model FLOPs of a run, forward and backward, the state full."""
     config = contender.config
-    tokens = config.train.steps * config.data.lanes * config.data.segment
+    tokens = config.train.steps * config.data.tokens_per_step
     return flops_per_token(config, vocabulary) * tokens

@@ -165,7 +165,7 @@ def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
     """
     recipe, steps = experiment.recipe, config.train.steps
     vocabulary = TASKS[experiment.task]().tokenizer.vocabulary
-    tokens = steps * config.data.lanes * config.data.segment
+    tokens = steps * config.data.tokens_per_step
     records = read_records(config.run_folder / METRICS)
     return {
         "model": experiment.model,
