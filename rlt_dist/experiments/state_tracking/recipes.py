@@ -74,7 +74,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     "s5_swaps": _GROUP | {"lengths": (8, 16, 24, 32), "rate": 2e-3, "steps": 4000, "rows": 1 << 15},
     "s5": _GROUP
     | {"lengths": (2, 4, 8, 16, 24, 32), "alpha": 1.0, "rate": 3e-3}
-    | {"steps": 15000, "rows": 1 << 16},
+    | {"steps": 10000, "rows": 1 << 16},
     "mod5": _VALUE,
     "mod5_brackets": _VALUE,
     "addition": _VALUE | {"lengths": (1, 2, 3, 4, 5, 6, 7, 8), "tested": (4, 8, 16, 32)},
