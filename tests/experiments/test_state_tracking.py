@@ -225,6 +225,14 @@ def test_mistakes_are_told_before_anything_is_made(
     assert not output.exists()
 
 
+def test_what_cannot_be_compared_is_not_put_together(
+    command: Any, is_one_error: Any, shown: Path
+) -> None:
+    other = words(shown / "out", "--seeds", "7", "--model", "gru")
+    is_one_error(command(*other, "rate=0.5"), "runs of parity by another recipe", "-> 0.5")
+    assert not list((shown / "out" / "runs").glob("*gru*"))
+
+
 def test_a_seed_is_tested_by_one_process_at_a_time(command: Any, shown: Path) -> None:
     with locked(run_of(shown / "out", 1), "tests what was trained"):
         code, _, said = command(*words(shown / "out"))

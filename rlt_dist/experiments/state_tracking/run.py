@@ -3,6 +3,7 @@
 OUT/corpora/TASK-...       the programs trained on (see `corpora.py`)
 OUT/runs/NAME              a run folder: one task, model, supervision and seed
 OUT/runs/NAME/scores.jsonl what its tests gave, an object for each
+OUT/recipes/TASK-....json  the one recipe of a task and supervision, so that its models compare
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from os import sched_getaffinity
 from pathlib import Path
 from typing import Any
 
-from rlt_dist.checkpoint.run_folder import METRICS
+from rlt_dist.checkpoint.run_folder import METRICS, describe_changes
 from rlt_dist.config.run import RunConfig
 from rlt_dist.costs.flops import flops_per_token
 from rlt_dist.data.prepare.workers import local_workers
@@ -23,8 +24,9 @@ from rlt_dist.experiments.training import Watch, train_side_by_side
 from rlt_dist.parallel.plan.counts import parameters_of
 from rlt_dist.tasks.catalogue import TASKS
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.files import write_atomic
 from rlt_dist.util.lock import locked
-from rlt_dist.util.records import append_record, read_records, to_json
+from rlt_dist.util.records import append_record, parse_record, read_records, to_json
 
 SCORES = "scores.jsonl"
 
@@ -56,10 +58,19 @@ class Experiment:
     lengths: tuple[int, ...]
     programs: int
 
+    @property
+    def supervised(self) -> str:
+        """Which states are: `every` one, or the `final` one."""
+        return "every" if self.every else "final"
+
     def run_folder(self, seed: int) -> Path:
         """Of a seed."""
-        supervised = "every" if self.every else "final"
-        return self.output / "runs" / f"{self.task}-{supervised}-{self.model}-{seed}"
+        return self.output / "runs" / f"{self.task}-{self.supervised}-{self.model}-{seed}"
+
+    @property
+    def learned_by(self) -> dict[str, Any]:
+        """The recipe without what trained models are tested by."""
+        return self.recipe.model_dump(mode="json", exclude={"tested"})
 
 
 def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[str, Any]] | None:
@@ -77,8 +88,8 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
 
     Raises:
         UserError: there is no program of a length, the task has no states between that could be
-            left unsupervised, the recipe makes no model, a seed was begun by another one, or a run
-            has failed.
+            left unsupervised, the recipe makes no model or is not that of the task's other runs, or
+            a run has failed.
         Trouble: another process trains or tests one of the seeds.
     """
     task, recipe, output = TASKS[experiment.task](), experiment.recipe, experiment.output
@@ -94,6 +105,7 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
         )
         for seed in experiment.seeds
     }
+    _keep_recipe(experiment)
     corpus.make()
 
     # Three seeds on two cores share them to the end: one after two would leave a core idle.
@@ -103,6 +115,25 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
     return [
         row for folder in runs for row in read_records(folder / SCORES) if _trial_of(row) in trials
     ]
+
+
+def _keep_recipe(experiment: Experiment) -> None:
+    """Note the recipe at the first run of a task, and hold all others to it.
+
+    Raises:
+        UserError: it is another one.
+    """
+    folder = experiment.output / "recipes"
+    path, recipe = folder / f"{experiment.task}-{experiment.supervised}.json", experiment.learned_by
+    with locked(folder, "begins an experiment"):
+        if not path.exists():
+            write_atomic(path, to_json(recipe) + "\n")
+        changes = describe_changes(parse_record(path.read_bytes(), str(path)), recipe)
+    if changes:
+        raise UserError(
+            f"{experiment.output}: has runs of {experiment.task} by another recipe "
+            f"({'; '.join(changes)}), which cannot be compared; give another --output"
+        )
 
 
 def _trials(experiment: Experiment) -> list[Trial]:
@@ -170,13 +201,13 @@ def _facts(experiment: Experiment, config: RunConfig) -> dict[str, Any]:
     return {
         "model": experiment.model,
         "seed": config.train.seed,
-        "supervised": "every" if experiment.every else "final",
+        "supervised": experiment.supervised,
         "parameters": parameters_of(config.model, vocabulary),
         "tokens": tokens,
         "trained_on": steps * config.data.lanes * len(recipe.lengths),
         "flops": flops_per_token(config, vocabulary) * tokens,
         "seconds": sum(record["seconds"] for record in records),
-        "recipe": recipe.model_dump(mode="json", exclude={"tested"}),
+        "recipe": experiment.learned_by,
         "config": config.model_dump(mode="json", include={"model", "optimizer", "schedule"}),
     }
 
