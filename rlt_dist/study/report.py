@@ -190,7 +190,11 @@ def key_numbers(report: RunReport) -> list[Fact]:
         Fact("Throughput", count(round(speed)), "tokens per second, median"),
         *_usage_facts(records),
         Fact("Precision", config.train.precision, f"seed {config.train.seed}"),
-        Fact("Skipped steps", count(sum(r["skipped"] for r in records)), "loss not finite"),
+        Fact(
+            "Skipped steps",
+            count(sum(r["skipped"] for r in records)),
+            "not finite, spike, unscored",
+        ),
         Fact("Restarted lanes", count(sum(r["restarted_lanes"] for r in records)), ""),
     ]
 

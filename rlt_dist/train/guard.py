@@ -13,7 +13,7 @@ from rlt_dist.config.run import RunConfig, SpikeConfig
 from rlt_dist.data.stream.lanes import Cursor
 from rlt_dist.mesh.collectives import on_leader
 from rlt_dist.mesh.world import World
-from rlt_dist.train.step import StepResult, not_finite
+from rlt_dist.train.step import UNSCORED, StepResult, not_finite
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import write_atomic
 
@@ -68,6 +68,8 @@ class Guard:
     def note(self, step: GuardedStep) -> str | None:
         """Remember a step; why the run must stop after it, or None."""
         result = step.result
+        if result.refusal == UNSCORED:
+            return None
         if result.refusal is None:
             self._skips = 0
             self._losses.append(result.loss)

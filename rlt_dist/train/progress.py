@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rlt_dist.train.step import StepResult
+from rlt_dist.train.step import UNSCORED, StepResult
 from rlt_dist.util.log import note
 
 
@@ -22,24 +22,23 @@ class TrainingProgress:
             TextColumn("[bold]train"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
+            TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[speed]:,.0f} tokens/s"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task(
-            "train", total=steps, completed=first, loss=float("nan"), speed=0.0
-        )
+        self._task = self._bar.add_task("train", total=steps, completed=first, loss="-", speed=0.0)
 
     def step(self, number: int, result: StepResult, speed: float) -> None:
         """Show one step; `speed` in tokens per second over all lanes."""
-        self._bar.update(self._task, completed=number, loss=result.loss, speed=speed)
+        loss = "-" if result.refusal == UNSCORED else f"{result.loss:.4f}"
+        self._bar.update(self._task, completed=number, loss=loss, speed=speed)
         if self._due(number):
             left = (time.monotonic() - self._began) / (number - self._first)
             minutes, seconds = divmod(round(left * (self._steps - number)), 60)
             line = (
-                f"step {number}/{self._steps}  loss {result.loss:.4f}  "
+                f"step {number}/{self._steps}  loss {loss}  "
                 f"{speed:,.0f} tokens/s  {minutes}:{seconds:02d} left"
             )
             note(line)

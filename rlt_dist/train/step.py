@@ -53,7 +53,7 @@ class StepResult:
 
     Attributes:
         loss: mean over the scored tokens of the whole global batch, of -log p in nats unless the
-            objective is another.
+            objective is another; nan where none is scored.
         gradient_norm: Euclidean norm of the whole gradient before clipping.
         refusal: why nothing was updated; None for a step like most.
         restarted_lanes: lanes whose new state was not finite, or beyond the limit, and which start
@@ -75,6 +75,10 @@ class StepResult:
 
 Judge = Callable[[float, float], str | None]
 """From a step's loss and gradient norm, why it must not update anything; None: it may."""
+
+
+UNSCORED = "no token of it is scored"
+"""Of a step that has read context alone: why nothing was updated."""
 
 
 def not_finite(loss: float, gradient_norm: float) -> str | None:
@@ -100,27 +104,30 @@ def train_step(
 
     The loss is the objective's sum over unmasked tokens of the whole global batch divided by their
     number.
-    A skipped step leaves parameters and optimizer as they were. After every step each lane's new
-    state is kept if it is finite and within `guard.state_norm`, else the lane restarts. Every
-    decision is taken on numbers that messages have summed over all ranks, so all take it alike.
+    A skipped step leaves parameters and optimizer as they were. One that scores nothing is skipped,
+    whatever the judge says: weight decay and momentum would move them all the same. After every
+    step each lane's new state is kept if it is finite and within `guard.state_norm`, else the lane
+    restarts. Every decision is taken on numbers that messages have summed over all ranks, so all
+    take it alike.
 
     Returns:
         the step's numbers, and the state to carry, detached.
     """
-    scored = all_sum(batch.loss_mask.sum(), mesh.data).clamp(min=1)
+    scored = all_sum(batch.loss_mask.sum(), mesh.data)
     optimizer.zero_gradients()
     share, new_state, passed = _forward_backward(
-        local, mesh, batch, state, config, step, scored, objective
+        local, mesh, batch, state, config, step, scored.clamp(min=1), objective
     )
     complete_gradients(local, mesh)
     square = optimizer.reduce()
     loss, squared = all_sum(torch.stack((share, square)), mesh.everyone).tolist()
     norm = math.sqrt(squared) if math.isfinite(squared) else math.inf
-    refusal = judge(loss, norm)
+    refusal = UNSCORED if scored == 0 else judge(loss, norm)
     if refusal is None:
         optimizer.step(learning_rate, norm)
     new_state, restarted = _restart_broken(new_state, mesh, config.guard.state_norm)
-    return StepResult(loss, norm, refusal, restarted, passed), new_state
+    told = math.nan if refusal == UNSCORED else loss
+    return StepResult(told, norm, refusal, restarted, passed), new_state
 
 
 def _forward_backward(

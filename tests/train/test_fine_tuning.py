@@ -123,6 +123,31 @@ def test_a_run_begins_from_the_parameters_of_another(
         shutil.move(tmp_path / "elsewhere", pretrained)
 
 
+def test_a_step_of_context_alone_updates_nothing_and_is_no_measure_of_others(
+    configure: Any, tmp_path: Path, talks: Path, pretrained: Path, driver: Any, metrics: Any
+) -> None:
+    steps = ["train.steps=30", "data.lanes=1", "data.segment=4", "guard.max_skips=2"]
+    spike = "guard.spike={factor: 3.0, window: 3}"
+    config = configure(
+        tmp_path, "rlt1", f"initial={pretrained}", f"data.path={talks}", *steps, spike
+    )
+    watched = driver.train(config)
+    records = metrics(config.run_folder)
+    unscored = [record["step"] for record in records if record["loss"] is None]
+    assert 3 < len(unscored) < 27
+    assert any(step + 1 in unscored for step in unscored)  # more than max_skips allows of others
+    assert [record["step"] for record in records if record["skipped"]] == unscored
+    for step in range(1, 30):
+        before, after = watched.at(step), watched.at(step + 1)
+        kept = all(
+            torch.equal(tensor, after.parameters[name])
+            for name, tensor in before.parameters.items()
+        )
+        assert kept == (step in unscored)
+        assert torch.equal(before.state_out["tokens"], after.state_in["tokens"])
+    assert 0.0 not in watched.session.guard.losses
+
+
 def test_a_checkpoint_may_be_named_and_kept_apart_from_a_run_without(
     configure: Any, tmp_path: Path, pretrained: Path, driver: Any
 ) -> None:
