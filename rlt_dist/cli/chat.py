@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rlt_dist.cli.numbers import MAX_SEED
+
 
 def chat(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
@@ -27,7 +29,7 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0: the most likely token; 1: plain.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Only the most likely p of probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same replies.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Same seed, same replies.")] = 0,
 ) -> None:
     """Say something, and get a reply; the model's whole state is kept in the session's file.
 
