@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlt_dist.data.prepare.chat import MARKS
 from rlt_dist.inference.load import Trained
-from rlt_dist.inference.sample import Episode, read, walk
+from rlt_dist.inference.sample import Episode, check_limit, read, walk
 from rlt_dist.inference.sampling import Sampling
 from rlt_dist.models.state import State
 from rlt_dist.models.transformer_xl.frozen import Guard
@@ -90,9 +90,10 @@ class Speaker:
             the conversation with its message, and what was drawn, which `replay` can score.
 
         Raises:
-            UserError: the model's output is not finite.
+            UserError: `limit` is less than 1, or the model's output is not finite.
             RuntimeError: a weight was seen to have moved.
         """
+        check_limit(limit)
         self._guard.check()
         # Messages so far: what is written in one never encodes to their end.
         turn = int((conversation.tokens == self._end).sum())

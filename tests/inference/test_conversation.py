@@ -146,6 +146,8 @@ def test_messages_follow_the_template(trained: Any, monkeypatch: pytest.MonkeyPa
     assert held.unread.tolist() == [256]
     with pytest.raises(UserError, match="no role 'robot'"):
         of.tell(held, "robot", b"")
+    with pytest.raises(UserError, match="limit of 0 tokens"):
+        of.reply(held, Sampling(), 0, 0)
 
 
 def test_a_reply_that_is_cut_off_is_ended(speaker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
