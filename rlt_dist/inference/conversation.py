@@ -154,7 +154,8 @@ class Speaker:
         if about["model"] != self._known_by:
             raise UserError(
                 f"{path}: its state was made by other weights, or under other choices, than "
-                f"those of {self._trained.run_folder} at step {self._trained.step:,}; replay it"
+                f"those of {self._trained.run_folder} at step {self._trained.step:,}; "
+                "replay it (--replay)"
             )
         device = start.state["tokens"].device
         state = {name: tensors[f"state.{name}"].to(device) for name in start.state}
@@ -197,7 +198,9 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            # Cloned: they lie in the file itself, which somebody may write to meanwhile.
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except SafetensorError:
         about = {}
     if about.get("format") != FORMAT:
