@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rlt_dist.cli.numbers import MAX_SEED
+
 
 def generate(
     run: Annotated[Path, typer.Argument(help="A run folder, or one of its checkpoints.")],
@@ -20,7 +22,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0: the most likely token; 1: plain.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Only the k most likely tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Only the most likely p of probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same text.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Same seed, same text.")] = 0,
 ) -> None:
     """Prefill a prompt, then sample; text appears as it is drawn.
 

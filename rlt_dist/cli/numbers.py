@@ -2,6 +2,9 @@
 
 from rlt_dist.util.errors import UserError
 
+MAX_SEED = 2**63 - 1
+"""The largest that every generator of random numbers takes."""
+
 
 def parse_numbers(option: str, text: str, least: int) -> tuple[int, ...]:
     """The numbers of `--option 0,1,2`, each once.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlt_dist.data.prepare.chat import MARKS
 from rlt_dist.inference.load import Trained
-from rlt_dist.inference.sample import Episode, read, walk
+from rlt_dist.inference.sample import Episode, check_limit, read, walk
 from rlt_dist.inference.sampling import Sampling
 from rlt_dist.models.state import State
 from rlt_dist.models.transformer_xl.frozen import Guard
@@ -90,9 +90,10 @@ class Speaker:
             the conversation with its message, and what was drawn, which `replay` can score.
 
         Raises:
-            UserError: the model's output is not finite.
+            UserError: `limit` is less than 1, or the model's output is not finite.
             RuntimeError: a weight was seen to have moved.
         """
+        check_limit(limit)
         self._guard.check()
         # Messages so far: what is written in one never encodes to their end.
         turn = int((conversation.tokens == self._end).sum())
@@ -153,7 +154,8 @@ class Speaker:
         if about["model"] != self._known_by:
             raise UserError(
                 f"{path}: its state was made by other weights, or under other choices, than "
-                f"those of {self._trained.run_folder} at step {self._trained.step:,}; replay it"
+                f"those of {self._trained.run_folder} at step {self._trained.step:,}; "
+                "replay it (--replay)"
             )
         device = start.state["tokens"].device
         state = {name: tensors[f"state.{name}"].to(device) for name in start.state}
@@ -196,7 +198,9 @@ def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            # Cloned: they lie in the file itself, which somebody may write to meanwhile.
+            tensors = {name: file.get_tensor(name).clone() for name in names}
     except SafetensorError:
         about = {}
     if about.get("format") != FORMAT:

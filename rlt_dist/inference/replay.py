@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlt_dist.config.model import TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.data.stream.loader import Batch, cursors_at_start
 from rlt_dist.inference.forward import autocast, batch_output
-from rlt_dist.inference.sample import Episode
+from rlt_dist.inference.sample import Episode, check_reach
 from rlt_dist.inference.sampling import log_distribution
 from rlt_dist.models.build import Model
 from rlt_dist.util.errors import UserError
@@ -82,14 +81,16 @@ def to_batch(model: Model, episodes: Sequence[Episode]) -> Batch:
     Lane i is episode i. A row goes on behind its last action with tokens that nothing depends on.
 
     Raises:
-        UserError: the model sees as far back from each token as a segment is long, so what was read
-            token by token would be scored by another history.
+        UserError: there is no episode; or what a token sees depends on where segments are cut, so
+            what was read token by token would be scored by another history.
     """
+    if not episodes:
+        raise UserError("there is no episode; give at least one")
     tokens = pad_sequence([episode.tokens for episode in episodes], batch_first=True)
     prompts = torch.tensor([[len(episode.prompt)] for episode in episodes])
     ends = prompts + torch.tensor([[len(episode.actions)] for episode in episodes])
     place = torch.arange(1, tokens.shape[1])
-    _check_reach(model, int(ends.max()) - 1)
+    check_reach(model.config, int(ends.max()) - 1)
     return Batch(
         tokens=tokens,
         targets=tokens[:, 1:],
@@ -122,15 +123,3 @@ def score(
         entropy[rows] = -(scores.exp() * scores.clamp(min=_NEVER)).sum(dim=-1)
     recorded = torch.cat([episode.log_probabilities for episode in episodes])
     return Replayed(found, entropy, recorded.to(output.device), lengths)
-
-
-def _check_reach(model: Model, length: int) -> None:
-    config = model.config
-    if not isinstance(config, TransformerXLConfig) or config.same_length:
-        return
-    if length > config.memory_len + 1:
-        raise UserError(
-            f"{length:,} tokens exceed Transformer-XL's memory_len of {config.memory_len:,}, and "
-            "what a token sees depends on where segments are cut; choose same_length: true, for "
-            "sampling too, or a longer memory_len"
-        )

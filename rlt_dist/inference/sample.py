@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlt_dist.config.model import ModelConfig, TransformerXLConfig
 from rlt_dist.config.run import RunConfig
 from rlt_dist.inference.forward import autocast
 from rlt_dist.inference.sampling import Sampling, draw
@@ -73,10 +74,14 @@ def sample(
         limit: at least 1.
 
     Raises:
-        UserError: a prompt is empty, or the model's output is not finite.
+        UserError: there is no prompt, one is empty, or `limit` is less than 1; what a token sees
+            would depend on where segments are cut (`check_reach`), and so on the other rows; or
+            the model's output is not finite.
     """
-    state = model.empty_state(len(prompts))
-    logits, state = read(model, config, *_aligned(prompts), state)
+    check_limit(limit)
+    tokens, starts = _aligned(prompts)
+    check_reach(config.model, tokens.shape[1] + limit - 1)  # the last drawn is not read
+    logits, state = read(model, config, tokens, starts, model.empty_state(len(prompts)))
     chances = [torch.Generator().manual_seed(seed) for seed in seeds]
     actions: list[list[int]] = [[] for _ in prompts]
     found: list[list[float]] = [[] for _ in prompts]
@@ -144,11 +149,35 @@ def read(
         return model.logits(output[:, -1]), state
 
 
+def check_limit(limit: int) -> None:
+    """Raises UserError where no token may be drawn."""
+    if limit < 1:
+        raise UserError(f"a limit of {limit} tokens leaves nothing to draw; give at least 1")
+
+
+def check_reach(config: ModelConfig, length: int) -> None:
+    """Check that each of the first `length` tokens sees the same, wherever segments are cut.
+
+    Raises:
+        UserError: this is Transformer-XL without same_length, and its memory is shorter.
+    """
+    if not isinstance(config, TransformerXLConfig) or config.same_length:
+        return
+    if length > config.memory_len + 1:
+        raise UserError(
+            f"{length:,} tokens exceed Transformer-XL's memory_len of {config.memory_len:,}, and "
+            "what a token sees depends on where segments are cut; choose same_length: true, for "
+            "sampling and replay alike, or a longer memory_len"
+        )
+
+
 def _aligned(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Prompts of any lengths as rows that end together, int64 [b, n], and where each starts.
 
     What stands in front is of another document, which a row does not see.
     """
+    if not len(prompts):
+        raise UserError("there is no prompt; give at least one to go on from")
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     if not lengths.all():
         raise UserError("the prompt is empty; give at least one token to go on from")

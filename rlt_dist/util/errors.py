@@ -2,8 +2,9 @@
 
 import errno
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_DISK = (*_FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Of a disk that has no room."""
+_DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 class UserError(Exception):
@@ -32,7 +33,7 @@ def disk_trouble(error: OSError) -> str | None:
     if error.errno not in _DISK:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    advice = "make room" if error.errno in _FULL else "check who may read and write there"
+    advice = "make room" if error.errno in FULL else "check who may read and write there"
     return f"{where}{error.strerror}; {advice}"
 
 

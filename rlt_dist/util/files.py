@@ -6,8 +6,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
-from rlt_dist.util.errors import UserError
+from rlt_dist.util.errors import FULL, Trouble, UserError
 
 _BLOCK = 1 << 20
 
@@ -59,6 +60,28 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     data = content.encode() if isinstance(content, str) else content
     with atomic_path(path) as temporary:
         temporary.write_bytes(data)
+
+
+def check_writable(path: Path) -> None:
+    """Check that a file can be written whole: one is made beside it, and removed.
+
+    Raises:
+        UserError: it is a folder or the like, or no file can be made there.
+        Trouble: the disk is full.
+    """
+    target = Path(os.path.realpath(path))
+    if os.path.lexists(target) and not os.path.isfile(target):  # also links in a circle
+        raise UserError(f"{path}: is no file; give the path of a file")
+    try:
+        # Its name is as long as that of `atomic_path`, and nobody else's.
+        with NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}."):
+            pass
+    except OSError as error:
+        kind = Trouble if error.errno in FULL else UserError
+        raise kind(
+            f"{path}: cannot be written ({error.strerror}); give a file in a folder that is there "
+            "and has room, and that you may write to"
+        ) from None
 
 
 def commit_folder(partial: Path, final: Path) -> None:

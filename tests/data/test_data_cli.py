@@ -96,3 +96,22 @@ def test_a_number_out_of_bounds_is_one_error(
     with pytest.raises(UserError, match=words):
         run(*command)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("talks.jsonl", ["--format", "chat", "--separator", "x"], "--separator: .* leave it out"),
+        ("talks.jsonl", ["--format", "chat", "--text-field", "x"], "--text-field: .*messages"),
+        ("texts.jsonl.gz", ["--separator", "x"], "--separator: .* leave it out"),
+        ("text.txt", ["--text-field", "x"], "--text-field: .* leave it out"),
+    ],
+)
+def test_an_option_that_no_input_is_read_by_is_refused(
+    tmp_path: Path, bytes_tokenizer: Path, name: str, more: list[str], words: str
+) -> None:
+    (tmp_path / name).write_text("what it holds is not read")
+    command = ["prepare", "--input", tmp_path / name, "--output", tmp_path / "out"]
+    with pytest.raises(UserError, match=words):
+        run(*command, "--tokenizer", bytes_tokenizer, *more)
+    assert not (tmp_path / "out").exists()

@@ -88,7 +88,7 @@ def test_changed_weights_are_refused_unless_the_conversation_is_replayed(
     with torch.no_grad():
         next(changed.model.parameters()).mul_(1.1)
     other = Speaker(changed)
-    with pytest.raises(UserError, match="other weights"):
+    with pytest.raises(UserError, match=r"other weights.* replay it \(--replay\)"):
         other.restore(tmp_path / "talk")
     found, _ = other.reply(other.restore(tmp_path / "talk", replay=True), HOT, 5, 3)
     anew, _ = other.reply(replace(other.begin(), tokens=held.tokens), HOT, 5, 3)
@@ -146,6 +146,8 @@ def test_messages_follow_the_template(trained: Any, monkeypatch: pytest.MonkeyPa
     assert held.unread.tolist() == [256]
     with pytest.raises(UserError, match="no role 'robot'"):
         of.tell(held, "robot", b"")
+    with pytest.raises(UserError, match="limit of 0 tokens"):
+        of.reply(held, Sampling(), 0, 0)
 
 
 def test_a_reply_that_is_cut_off_is_ended(speaker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +224,90 @@ def test_the_command_talks_saves_branches_and_replays(
     is_one_error(command("chat", run, "--say", "x", "--replay"), "--session")
     system = ["--system", "be brief", "--session", talk]
     is_one_error(command("chat", run, "--say", "x", *system), "has begun already")
+
+
+@pytest.fixture
+def chat(command: Any, trained_runs: Path) -> Any:
+    """`chat(...)`: `rlt-dist chat RUN ...` with replies of 3 tokens."""
+    return lambda *more: command("chat", trained_runs / "rlt1" / "run", "--tokens", 3, *more)
+
+
+@pytest.fixture
+def at_turn(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`at_turn(turn, do)`: let something happen before a reply, turn 0 being the first."""
+    reply, turns = Speaker.reply, iter(range(9))
+
+    def arrange(turn: int, do: Any) -> None:
+        def replied(*arguments: Any) -> Any:
+            if next(turns) == turn:
+                do()
+            return reply(*arguments)
+
+        monkeypatch.setattr(Speaker, "reply", replied)
+
+    return arrange
+
+
+@pytest.mark.parametrize("option", ["--session", "--branch"])
+@pytest.mark.parametrize("place", ["none/talk", "", "file/talk", "n" * 250, "loop"])
+def test_a_place_that_cannot_be_written_is_one_error_before_the_model_is_read(
+    command: Any, is_one_error: Any, tmp_path: Path, option: str, place: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    more = ["--session", tmp_path / "file"] if option == "--branch" else []
+    result = command("chat", tmp_path / "no run", "--say", "x", *more, option, tmp_path / place)
+    is_one_error(result, str(tmp_path / place), "give")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop"]
+
+
+def test_a_branch_overwrites_nothing(chat: Any, is_one_error: Any, tmp_path: Path) -> None:
+    talk, other = tmp_path / "talk", tmp_path / "other"
+    assert chat("--say", "x", "--session", talk)[0] == 0
+    other.write_text("precious")
+    for there in (talk, other):
+        before = there.read_bytes()
+        is_one_error(chat("--say", "x", "--session", talk, "--branch", there), "is there already")
+        assert there.read_bytes() == before
+
+
+def test_what_was_shown_is_kept_though_the_next_turn_is_interrupted(
+    chat: Any, at_turn: Any, speaker: Any, tmp_path: Path
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    chat("--say", "one", "--session", tmp_path / "talk")
+    at_turn(1, interrupt)
+    code, out, _ = chat("--say", "one", "--say", "two", "--session", tmp_path / "cut")
+    assert code != 0
+    assert out
+    kept = [speaker().restore(tmp_path / name).tokens for name in ("talk", "cut")]
+    assert torch.equal(*kept)
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_conversation_that_another_process_went_on_with_is_left_alone(
+    chat: Any, is_one_error: Any, at_turn: Any, tmp_path: Path, turn: int, begun: bool
+) -> None:
+    path = tmp_path / "talk"
+    if begun:
+        chat("--say", "x", "--session", path)
+    at_turn(turn, lambda: path.write_text("another's"))
+    result = chat("--say", "one", "--say", "two", "--session", path)
+    is_one_error(result, "talk: was changed by another process", "--branch")
+    assert result[0] == 1
+    assert path.read_text() == "another's"
+
+
+def test_a_linked_session_is_written_where_the_link_points(
+    chat: Any, speaker: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "far").mkdir()
+    link, file = tmp_path / "link", tmp_path / "far" / "talk"
+    link.symlink_to(file)
+    for turns in (1, 2):
+        assert chat("--say", "x", "--session", link)[0] == 0
+        assert link.is_symlink()
+        assert int((speaker().restore(file).tokens == 256).sum()) == 2 * turns

@@ -238,3 +238,16 @@ def test_mistakes_are_one_line(
     command: Any, is_one_error: Any, run_of: Any, arguments: list[str], said: str
 ) -> None:
     is_one_error(command("generate", run_of("rlt1"), *arguments), said)
+
+
+@pytest.mark.parametrize("command_name", [("generate",), ("chat", "--say", "x")])
+def test_a_seed_is_of_63_bits(
+    command: Any, trained_runs: Path, command_name: tuple[str, ...]
+) -> None:
+    name, *more = command_name
+    arguments = [name, trained_runs / "rlt1" / "run", *more, "--tokens", 1, "--seed"]
+    assert command(*arguments, 2**63 - 1)[0] == 0
+    for wrong in (-1, 2**63, 99999999999999999999):
+        code, out, err = command(*arguments, wrong)
+        assert (code, out) == (2, "")
+        assert "'--seed'" in err

@@ -218,11 +218,24 @@ def test_a_reach_that_depends_on_segments_is_refused(configure: Any, tmp_path: P
     longer = replace(episodes[0], prompt=prompts(10)[0])
     with pytest.raises(UserError, match="same_length"):
         replay(*case, [longer, episodes[1]])
+    # Nor are such episodes drawn: rows would change each other.
+    with pytest.raises(UserError, match=r"14 tokens exceed .* same_length"):
+        drawn(case, prompts(2, 10), Sampling(), 5)
 
 
 def test_an_empty_prompt_is_refused(lively: Any) -> None:
     with pytest.raises(UserError, match="prompt is empty"):
         drawn(lively("rlt1"), [*prompts(3), torch.zeros(0, dtype=torch.int64)], SHARP)
+
+
+def test_nothing_to_draw_or_to_score_is_refused(lively: Any) -> None:
+    case = lively("rlt1")
+    with pytest.raises(UserError, match="there is no prompt"):
+        drawn(case, [], SHARP)
+    with pytest.raises(UserError, match="limit of 0 tokens"):
+        drawn(case, prompts(3), SHARP, 0)
+    with pytest.raises(UserError, match="there is no episode"):
+        replay(*case, [])
 
 
 def test_a_model_that_diverged_is_refused(lively: Any) -> None:

@@ -30,7 +30,7 @@ from rlt_dist.data.corpus.shard import ShardEntry
 from rlt_dist.data.corpus.sources import write_sources
 from rlt_dist.data.prepare.chat import encode_conversations
 from rlt_dist.data.prepare.encode import encode_texts
-from rlt_dist.data.prepare.formats import is_json_lines
+from rlt_dist.data.prepare.formats import is_json_lines, is_text
 from rlt_dist.data.prepare.inputs import InputOptions, Listing, list_inputs
 from rlt_dist.data.prepare.members import KEY_DIGITS
 from rlt_dist.data.prepare.placement import Plan, Turns, documents_by_split, place
@@ -110,6 +110,7 @@ def prepare_corpus(
     listing = list_inputs(inputs, options)
     if options.format == "chat":
         _check_chat(listing, tokenizer)
+    _refuse_unused(listing, options)
     request = describe_request(listing, tokenizer, options, shares, shard_bytes)
     job = _Job(output, listing, options, turns, shard_bytes, watch)
     try:
@@ -153,6 +154,23 @@ def _check_chat(listing: Listing, tokenizer: Path) -> None:
             f"{tokenizer}: does not keep every text, so a message's role would be lost; "
             f"conversations need a tokenizer that is lossless"
         )
+
+
+def _refuse_unused(listing: Listing, options: InputOptions) -> None:
+    """Refuse an option that none of the files is read by."""
+    texts = [is_text(file) for file in listing.files]
+    if options.separator is not None and not any(texts):
+        raise UserError(
+            "--separator: stands between the documents of text files, and no input is one; leave "
+            "it out"
+        )
+    if options.text_field != InputOptions.text_field:
+        if options.format == "chat":
+            raise UserError('--text-field: a conversation is always in "messages"; leave it out')
+        if all(texts):
+            raise UserError(
+                "--text-field: is of JSON lines and Parquet, and no input is either; leave it out"
+            )
 
 
 def _make(
