@@ -1,7 +1,8 @@
 """Runs trained side by side on this machine, each in a process of its own.
 
 A process is `rlt-dist train` with a run's configuration, which lies beside its folder (RUN.yaml),
-as does what it says (RUN.log). What was broken off goes on, and what is done is left alone.
+as do what it says (RUN.log) and who has it trained (.RUN.lock). What was broken off goes on, and
+what is done is left alone.
 """
 
 import os
