@@ -17,7 +17,7 @@ experiment_app = typer.Typer(
 
 @experiment_app.command()
 def policy(
-    output: Annotated[Path, typer.Option(help="Folder that results.json is written to.")],
+    output: Annotated[Path, typer.Option(help="Folder of results.json.")],
     seeds: Annotated[str, typer.Option(help="Comma-separated.")] = "0,1,2",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each seed.")] = 1000,
     target: Annotated[
@@ -32,26 +32,27 @@ def policy(
     the mean reward of the answers drawn, and the accuracy of the most likely answer to 512 programs
     of 8 bits, and of more than were ever trained on.
 
+    OUTPUT/results.json keeps all seeds that were learned there, of one number of steps. The same
+    command goes on with those that are not done. They are learned one after the other in this
+    process, and one that was broken off begins again.
+
+    Exit status: 0 done; 1 the target is missed, or what may pass, such as another process there; 2
+    a mistake; 130 interrupted, the same command goes on with the seeds that are not done.
+
     Example: `rlt-dist experiment policy --output runs/policy --seeds 0,1,2 --target 0.99`
     """
-    from dataclasses import asdict
-
-    from rlt_dist.experiments.policy import BITS, learn_policy
-    from rlt_dist.util.files import write_atomic
+    from rlt_dist.experiments.policy import BITS, learn_policies
     from rlt_dist.util.records import to_json
 
     def show(record: Mapping[str, Any]) -> None:
         if record["step"] % 100 == 0 and not as_json:
             typer.echo(f"seed {record['seed']}  step {record['step']:5}  {record['reward']:.3f}")
 
-    output.mkdir(parents=True, exist_ok=True)
-    results, reached = [], True
-    for seed in parse_numbers("seeds", seeds, 0):
-        found = learn_policy(seed, steps, show)
-        results.append({"steps": steps} | asdict(found))
+    reached = True
+    for found in learn_policies(output, parse_numbers("seeds", seeds, 0), steps, show):
         reached &= target is None or found.accuracy[BITS[-1]] >= target
         accuracy = "  ".join(f"{bits} bits {share:.4f}" for bits, share in found.accuracy.items())
-        typer.echo(to_json(results[-1]) if as_json else f"seed {seed}  accuracy: {accuracy}")
-        write_atomic(output / "results.json", to_json({"policy": results}))
+        line = f"seed {found.seed}  accuracy: {accuracy}"
+        typer.echo(to_json(found.record) if as_json else line)
     if not reached:
         raise typer.Exit(1)

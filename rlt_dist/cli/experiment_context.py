@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def context(
-    output: Annotated[
-        Path, typer.Option(help="Folder of the corpus, the runs and the results.", file_okay=False)
-    ],
+    output: Annotated[Path, typer.Option(help="Folder of the corpus, the runs and the results.")],
     source: Annotated[
         Path | None,
         typer.Option(
@@ -58,7 +56,8 @@ def context(
     stopped, and does again only what is not done. How fast carried memory evaluates against a
     recomputed window is `rlt-dist bench evaluation`.
 
-    Exit status: 0 done; 75 stopped, the same command goes on; 1 the target is missed; 2 a mistake.
+    Exit status: 0 done; 1 the target is missed, or what may pass, such as a killed run; 2 a
+    mistake; 75 stopped in training, 130 interrupted outside it: the same command goes on.
 
     Example: `rlt-dist experiment context --output runs/context --target 2`
     """

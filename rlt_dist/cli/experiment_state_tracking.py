@@ -70,7 +70,8 @@ def state_tracking(
     final state is right (addition: whose answer is, decoded greedily); the means of the share of
     right states and of programs without a wrong one.
 
-    Exit status: 0; 1 the target was missed; 75 stopped, the same command goes on; 2 a mistake.
+    Exit status: 0; 1 the target was missed, or what may pass, such as a killed run; 2 a mistake; 75
+    stopped in training, 130 interrupted outside it: the same command goes on.
 
     Examples:
 

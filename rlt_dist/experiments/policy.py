@@ -6,8 +6,10 @@ of six tokens one is right. Each program is answered several times, and an answe
 how much better it did than the others (`train.policy`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,10 @@ from rlt_dist.train.policy import group_advantages, policy_objective
 from rlt_dist.train.schedule import learning_rate
 from rlt_dist.train.session import new_model
 from rlt_dist.train.step import train_step
+from rlt_dist.util.errors import UserError
+from rlt_dist.util.files import make_folder, write_atomic
+from rlt_dist.util.lock import locked
+from rlt_dist.util.records import to_json
 
 EQUALS, VOCABULARY = FIRST + 2, FIRST + 3
 """By the ids that a tokenizer of the words 0, 1 and = has."""
@@ -42,6 +48,9 @@ ENTROPY = 0.2
 
 TESTED, ASKED = (8, 16, 32), 512
 """Bits of the programs that a policy is tested by, and how many programs of each length."""
+
+RESULTS = "results.json"
+"""In the output folder: all seeds that were ever learned there."""
 
 Watch = Callable[[Mapping[str, Any]], None]
 
@@ -58,6 +67,60 @@ class Learned:
     seed: int
     rewards: list[float]
     accuracy: dict[int, float]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For results.json."""
+        return {"steps": len(self.rewards)} | asdict(self)
+
+
+def learn_policies(
+    output: Path, seeds: Sequence[int], steps: int, watch: Watch
+) -> Iterator[Learned]:
+    """Learn one seed after the other, each unless its result is kept in the output folder.
+
+    Args:
+        watch: see `learn_policy`.
+
+    Raises:
+        UserError: the folder cannot be made, or its results are damaged or of other steps.
+        Trouble: another process learns there.
+    """
+    make_folder(output)
+    with locked(output, "learns a policy"):
+        path = output / RESULTS
+        known = _read(path, steps)
+        for seed in seeds:
+            if seed not in known:
+                known[seed] = learn_policy(seed, steps, watch)
+                records = [known[each].record for each in sorted(known)]
+                write_atomic(path, to_json({"policy": records}) + "\n")
+            yield known[seed]
+
+
+def _read(path: Path, steps: int) -> dict[int, Learned]:
+    """What was learned before, by seed; all of it in so many steps."""
+    try:
+        records = json.loads(path.read_bytes())["policy"]
+        known = {each.seed: each for each in map(_of_record, records)}
+    except FileNotFoundError:
+        return {}
+    except (IsADirectoryError, ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{path}: is damaged, or no policy's results; remove it, or give another --output"
+        ) from None
+    for each in known.values():
+        if len(each.rewards) != steps:
+            raise UserError(
+                f"{path}: has seeds learned in {len(each.rewards)} steps, not {steps}; give "
+                "another --output"
+            )
+    return known
+
+
+def _of_record(record: Mapping[str, Any]) -> Learned:
+    accuracy = {bits: float(record["accuracy"][str(bits)]) for bits in TESTED}
+    return Learned(int(record["seed"]), [float(each) for each in record["rewards"]], accuracy)
 
 
 def learn_policy(seed: int, steps: int, watch: Watch) -> Learned:

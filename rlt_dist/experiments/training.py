@@ -1,7 +1,8 @@
 """Runs trained side by side on this machine, each in a process of its own.
 
 A process is `rlt-dist train` with a run's configuration, which lies beside its folder (RUN.yaml),
-as does what it says (RUN.log). What was broken off goes on, and what is done is left alone.
+as do what it says (RUN.log) and who has it trained (.RUN.lock). What was broken off goes on, and
+what is done is left alone.
 """
 
 import os
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,9 @@ from rlt_dist.config.run import RunConfig
 from rlt_dist.jobs.ranks import begin, end, noted_signals
 from rlt_dist.jobs.status import last_record
 from rlt_dist.util.ending import STATUS, last_ended
-from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import write_atomic
+from rlt_dist.util.errors import Trouble, UserError
+from rlt_dist.util.files import make_folder, write_atomic
+from rlt_dist.util.lock import holder, locked
 
 Watch = Callable[[RunConfig, int], None]
 """Called now and then with a run that is being trained and the steps that it has done."""
@@ -50,15 +53,48 @@ def train_side_by_side(
 
     Raises:
         UserError: a run was begun with another configuration; or runs have failed, which are named
-            with the last that they said.
+            with the last that they said, one of them by a mistake.
+        Trouble: another process trains a run, and none was begun; or runs have failed otherwise.
     """
     runs = [config.resolved() for config in runs]
     for config in runs:
         check_unchanged(config)
-    places = at_once or len(os.sched_getaffinity(0))
-    waiting = deque(config for config in runs if not is_done(config))
+    left = [config for config in runs if not is_done(config)]
+    with _held(left):
+        failed = _train(left, watch, at_once or len(os.sched_getaffinity(0)))
+    if failed:
+        whys = "; ".join(training.why for training in failed)
+        told = f"{len(failed)} of {len(runs)} runs failed: {whys}"
+        if any(training.process.returncode == STATUS["mistake"] for training in failed):
+            raise UserError(told)
+        raise Trouble(f"{told}; the same command goes on")
+    return all(map(is_done, runs))
+
+
+def is_done(config: RunConfig) -> bool:
+    """Whether a run has done its last step."""
+    ended = last_ended(config.run_folder)
+    return ended is not None and ended.how == "finished"
+
+
+@contextmanager
+def _held(runs: Iterable[RunConfig]) -> Iterator[None]:
+    """Hold runs for this process, before theirs do, which takes them seconds."""
+    with ExitStack() as held:
+        for folder in (config.run_folder for config in runs):
+            make_folder(folder.parent)
+            own = f"trains {folder.name}", f".{folder.name}.lock"
+            held.enter_context(locked(folder.parent, *own))
+            if here := holder(folder):
+                raise Trouble(f"{folder}: {here}; wait for it, or give another folder")
+        yield
+
+
+def _train(runs: Iterable[RunConfig], watch: Watch, places: int) -> list["_Training"]:
+    """Train runs, so many at a time; those that have failed."""
+    waiting = deque(runs)
     working: list[_Training] = []
-    failed: list[str] = []
+    failed: list[_Training] = []
     with noted_signals() as heard:
         try:
             told = 0
@@ -74,19 +110,11 @@ def train_side_by_side(
                 told = asked
                 over = [training for training in working if training.process.poll() is not None]
                 working = [training for training in working if training not in over]
-                failed += [why for training in over if (why := training.failure(asked > 0))]
+                failed += [training for training in over if training.has_failed(asked > 0)]
         finally:
             for training in working:
                 end(training.process)
-    if failed:
-        raise UserError(f"{len(failed)} of {len(runs)} runs failed: {'; '.join(failed)}")
-    return all(map(is_done, runs))
-
-
-def is_done(config: RunConfig) -> bool:
-    """Whether a run has done its last step."""
-    ended = last_ended(config.run_folder)
-    return ended is not None and ended.how == "finished"
+    return failed
 
 
 @dataclass(frozen=True)
@@ -102,11 +130,15 @@ class _Training:
         """The last one that it has done."""
         return last_record(self.config.run_folder / METRICS).get("step", 0)
 
-    def failure(self, asked: bool) -> str | None:
-        """Why it has failed, once it has ended; None: it is done, or ended because it was asked."""
+    def has_failed(self, asked: bool) -> bool:
+        """Once it has ended: it is not done, nor ended because it was asked."""
         status = self.process.returncode
-        if status == 0 or (asked and status in _LEAVES):
-            return None
+        return not (status == 0 or (asked and status in _LEAVES))
+
+    @property
+    def why(self) -> str:
+        """Why it has failed."""
+        status = self.process.returncode
         said = self.log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
         killed = f"was ended by {signal.Signals(-status).name}: " if status < 0 else ""
@@ -115,7 +147,6 @@ class _Training:
 
 def _begin(config: RunConfig) -> _Training:
     file, log = (_beside(config, ending) for ending in ("yaml", "log"))
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, config.to_yaml())
     with log.open("w") as said:
         command = (sys.executable, "-m", "rlt_dist", "train", str(file))

@@ -17,17 +17,18 @@ _TRIES, _PAUSE = 10, 0.02
 
 
 @contextmanager
-def locked(folder: Path, doing: str) -> Iterator[None]:
+def locked(folder: Path, doing: str, name: str = LOCK) -> Iterator[None]:
     """Hold a folder for oneself; the operating system lets go when the process ends.
 
     Args:
         folder: is made if it is not there.
         doing: what others read that this process does, such as "trains".
+        name: the lock's file; under another one a part of the folder is held.
 
     Raises:
         Trouble: another process holds it; the message names that process.
     """
-    with _open_own(folder) as file:
+    with _open_own(folder / name) as file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} {doing} here")
         file.flush()
@@ -35,18 +36,15 @@ def locked(folder: Path, doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open_own(folder: Path) -> Iterator[TextIO]:
+def _open_own(path: Path) -> Iterator[TextIO]:
     """The locked file that is called so; whoever holds it may remove it."""
-    path = folder / LOCK
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             if not _takes(file):
                 file.seek(0)
-                raise Trouble(
-                    f"{folder}: {file.read().strip() or 'another process'}; wait for it, or give "
-                    "another folder"
-                )
+                here = file.read().strip() or "another process"
+                raise Trouble(f"{path.parent}: {here}; wait for it, or give another folder")
             if _is_at(file, path):
                 yield file
                 return

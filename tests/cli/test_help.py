@@ -46,6 +46,13 @@ def test_help_has_an_example_of_the_command_itself(command: Any, path: tuple[str
     assert f"rlt-dist {' '.join(path)}" in words.split("Example", 1)[1]
 
 
+@pytest.mark.parametrize("path", [path for path in LEAVES if path[0] == "experiment"])
+def test_an_experiment_says_that_the_same_command_goes_on(command: Any, path: Any) -> None:
+    words = " ".join(command(*path, "--help")[1].split())
+    assert "130 interrupted" in words
+    assert "the same command goes on" in words
+
+
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_option_and_argument_says_what_it_is(path: tuple[str, ...]) -> None:
     for parameter in LEAVES[path].params:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from rlt_dist.config.model import ModelConfig, RltConfig, TransformerXLConfig
 from rlt_dist.data.corpus.index import SplitIndex, load_corpus
 from rlt_dist.data.prepare.prepare import prepare_corpus
+from rlt_dist.experiments.context import experiment
 from rlt_dist.experiments.context.measure import losses_by_context
 from rlt_dist.experiments.context.passages import Scope, read_passages
 from rlt_dist.models.build import initial_model
@@ -93,10 +95,49 @@ def test_documents_shorter_than_the_context_are_refused(long_corpus: Path) -> No
         read_passages(split, Scope(step=4, longest=4000, tokens=10))
 
 
+def test_too_few_tokens_are_told_before_anything_is_trained(
+    command: Any, is_one_error: Any, long_corpus: Path, tmp_path: Path
+) -> None:
+    given = ["--input", long_corpus, "--longest", 96, "--steps", 1, "--output", tmp_path]
+    split, scope = load_corpus(long_corpus).split("test"), Scope(step=32, longest=96, tokens=1)
+    documents = _documents(split)
+    there = sum(len(range(scope.longest, len(each), scope.step)) for each in documents)
+    assert len(read_passages(split, replace(scope, tokens=there)).scored) == there
+    result = command("experiment", "context", *given, "--tokens", there + 1)
+    is_one_error(result, f"only {there} tokens can be scored", "take fewer --tokens", "--longest")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_begun_from_another_text_is_to_be_another_one(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "_RECIPE", "kind: bytes\n")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            (tmp_path / name / f"{number}").write_text(f"{name} and {number} " * 30)
+    given = ["experiment", "context", "--output", tmp_path / "out", "--tokens", 4096, "--input"]
+    assert "no document of test is longer" in command(*given, tmp_path / "one")[2]
+    code, _, err = command(*given, tmp_path / "two")
+    assert code == 2
+    assert "was begun from something else" in err.splitlines()[-1]
+    assert "choose another output folder (`rlt-dist data prepare`" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("kind", [["context"], ["state-tracking", "--task", "parity"]])
+def test_a_folder_that_cannot_be_is_one_line(
+    command: Any, is_one_error: Any, tmp_path: Path, kind: list[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", Path("/proc/none")):
+        result = command("experiment", *kind, "--output", output)
+        is_one_error(result, f"{output}: ", "give a folder that can be written")
+
+
 def test_the_whole_experiment_in_small(
     command: Any, long_corpus: Path, tmp_path: Path, strict_json: Any
 ) -> None:
-    small = ["--input", long_corpus, "--steps", 2, "--longest", 96, "--tokens", 60]
+    small = ["--input", long_corpus, "--steps", 2, "--longest", 96, "--tokens", 30]
     arguments = ["experiment", "context", "--output", tmp_path, *small, "--json"]
     code, out, err = command(*arguments)
     assert code == 0, err
@@ -128,6 +169,19 @@ def test_the_whole_experiment_in_small(
     assert not metrics.exists()  # Nor is anything trained again.
     assert "Relative effective context length" in table
     assert command(*arguments[:-1], "--steps", 3)[0] == 2
+
+    measured = tmp_path / "runs" / "rlt" / "context.npz"
+    whole = measured.read_bytes()
+    place = whole.index(b"losses.npy") + 200
+    flipped = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+    for damaged in (b"", b"text", whole[:-100], flipped):
+        measured.write_bytes(damaged)
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert f"{measured}: is damaged; remove it" in err.splitlines()[-1]
+    measured.unlink()
+    assert command(*arguments)[:2] == (0, out)
+    assert measured.read_bytes() == whole
 
 
 MISTAKES = [

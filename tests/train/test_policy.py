@@ -1,13 +1,16 @@
 """Rewards: what a policy learns from them, on the step that pretraining takes."""
 
+import json
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rlt_dist.experiments.policy import learn_policy
+from rlt_dist.experiments import policy
+from rlt_dist.experiments.policy import Learned, learn_policy
 from rlt_dist.inference.replay import replay, to_batch
 from rlt_dist.inference.sample import sample
 from rlt_dist.inference.sampling import Sampling
@@ -18,6 +21,7 @@ from rlt_dist.train.policy import group_advantages, policy_objective
 from rlt_dist.train.session import new_model
 from rlt_dist.train.step import train_step
 from rlt_dist.util.errors import UserError
+from rlt_dist.util.lock import locked
 
 VOCABULARY, END = 11, 0
 SAMPLING = Sampling(temperature=0.8, top_k=9)
@@ -139,3 +143,71 @@ def test_a_policy_learns_what_is_rewarded() -> None:
     assert sum(found.rewards[:5]) / 5 < 0.1
     assert sum(found.rewards[-5:]) / 5 > 0.3
     assert set(found.accuracy) == {8, 16, 32}
+
+
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds that the command learns, of which 9 is interrupted."""
+    seeds: list[int] = []
+
+    def learn(seed: int, steps: int, _: Any) -> Learned:
+        seeds.append(seed)
+        if seed == 9:
+            raise KeyboardInterrupt
+        return Learned(seed, [0.5] * steps, {8: seed / 10, 16: 0.0, 32: 0.0})
+
+    monkeypatch.setattr(policy, "learn_policy", learn)
+    return seeds
+
+
+def test_a_seed_that_is_kept_is_shown_and_not_learned_again(
+    command: Any, tmp_path: Path, learned: list[int], strict_json: Any
+) -> None:
+    arguments = ["experiment", "policy", "--output", tmp_path / "out", "--steps", 3, "--json"]
+    assert command(*arguments, "--seeds", "5,9")[0] == 130
+    code, out, _ = command(*arguments, "--seeds", "5,1", "--target", 0.5)
+    rows = [strict_json(line) for line in out.splitlines()]
+    assert [row["seed"] for row in rows] == [5, 1]
+    assert rows[0]["accuracy"] == {"8": 0.5, "16": 0.0, "32": 0.0}
+    assert code == 1  # seed 1 misses it
+    assert command(*arguments, "--seeds", "5", "--target", 0.5)[0] == 0
+    assert learned == [5, 9, 1]
+    results = strict_json((tmp_path / "out" / "results.json").read_text())
+    assert results == {"policy": rows[::-1]}
+
+
+def test_results_of_other_steps_are_not_put_together(
+    command: Any, is_one_error: Any, tmp_path: Path, learned: list[int]
+) -> None:
+    arguments = ["experiment", "policy", "--output", tmp_path, "--seeds", "1", "--steps"]
+    assert command(*arguments, 3)[0] == 0
+    before = (tmp_path / "results.json").read_bytes()
+    is_one_error(command(*arguments, 4), "in 3 steps, not 4; give another --output")
+    with locked(tmp_path, "learns a policy"):
+        is_one_error(command(*arguments, 3), "learns a policy here; wait for it")
+    assert learned == [1]
+    assert (tmp_path / "results.json").read_bytes() == before
+
+
+RESULTS = ["", "[]", '{"policy": 3}', '{"policy": [3]}', '{"state_tracking": []}']
+
+
+@pytest.mark.parametrize("content", [*RESULTS, json.dumps({"policy": [{"seed": 1}]})])
+def test_damaged_results_are_told_before_anything_is_learned(
+    command: Any, is_one_error: Any, tmp_path: Path, learned: list[int], content: str
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    is_one_error(command("experiment", "policy", "--output", tmp_path), f"{path}: is damaged")
+    assert not learned
+    assert path.read_text() == content
+
+
+def test_a_folder_that_cannot_be_is_told_before_anything_is_learned(
+    command: Any, is_one_error: Any, tmp_path: Path, learned: list[int]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "results.json").mkdir()
+    for output in (tmp_path / "file", tmp_path, Path("/proc/none")):
+        is_one_error(command("experiment", "policy", "--output", output), str(output))
+    assert not learned

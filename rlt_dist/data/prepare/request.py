@@ -21,7 +21,9 @@ from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import remove_folder, write_atomic
 
 REQUEST_NAME = "prepare.json"
-_AGAIN = "choose another output folder, or start this one afresh with --overwrite"
+_AGAIN = (
+    "choose another output folder (`rlt-dist data prepare` can also start one afresh: --overwrite)"
+)
 
 Request = dict[str, Any]
 

@@ -15,7 +15,7 @@ from rlt_dist.experiments.context.effective_length import RATIOS, EffectiveLengt
 from rlt_dist.experiments.context.measure import SPLIT, Measured, measure, passages_of
 from rlt_dist.experiments.context.passages import Scope
 from rlt_dist.experiments.training import Watch, train_side_by_side
-from rlt_dist.util.files import write_atomic
+from rlt_dist.util.files import make_folder, write_atomic
 
 Say = Callable[[str], None]
 
@@ -83,8 +83,12 @@ def compare_contexts(wanted: Wanted, watch: Watch, say: Say) -> list[Result] | N
         None where training was asked to stop; the same call goes on.
 
     Raises:
-        UserError: the corpus cannot be made or used, or a run has failed.
+        UserError: the folder cannot be made, the corpus cannot be made or used or has too few
+            tokens to score, a run has failed by a mistake, or what was measured is damaged.
+        Trouble: another process makes, trains or measures one of these, or a run has failed
+            otherwise.
     """
+    make_folder(wanted.output)
     corpus = _corpus(wanted, say)
     passages = passages_of(corpus, wanted.scope)  # mistakes are found before hours of training
     field = contenders(wanted.models, corpus, wanted.output / "runs", wanted.steps)
@@ -115,7 +119,6 @@ def _corpus(wanted: Wanted, say: Say) -> CorpusIndex:
     elif (source / INDEX_NAME).is_file():
         return load_corpus(source.absolute())
     recipe = wanted.output / "tokenizer.yaml"
-    wanted.output.mkdir(parents=True, exist_ok=True)
     write_atomic(recipe, _RECIPE)
     corpus = wanted.output / "corpus"
     if not (corpus / INDEX_NAME).is_file():

@@ -3,6 +3,8 @@
 import json
 import math
 from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from rlt_dist.inference.load import load_trained
 from rlt_dist.models.build import Frozen, Model
 from rlt_dist.util.errors import UserError
 from rlt_dist.util.files import atomic_path
+from rlt_dist.util.lock import locked
 
 SPLIT = "test"
 
@@ -54,8 +57,8 @@ def passages_of(corpus: CorpusIndex, scope: Scope) -> Passages:
     """What is scored of a corpus.
 
     Raises:
-        UserError: its tokenizer is not lossless, so that tokens are no bytes; or no document is
-            long enough.
+        UserError: its tokenizer is not lossless, so that tokens are no bytes; or there is not
+            enough text that is long enough.
     """
     if not corpus.tokenizer.lossless:
         raise UserError(f"{corpus.location}: its tokens are no bytes; take a lossless tokenizer")
@@ -65,18 +68,36 @@ def passages_of(corpus: CorpusIndex, scope: Scope) -> Passages:
 def measure(
     contender: Contender, corpus: CorpusIndex, passages: Passages, scope: Scope
 ) -> Measured:
-    """Measure a trained model, unless that was done in the same way."""
+    """Measure a trained model, unless that was done in the same way.
+
+    Raises:
+        UserError: what was measured before is damaged.
+        Trouble: another process measures it.
+    """
     path, kind = contender.config.run_folder / _MEASURED, contender.kind
     how = {"corpus": corpus.fingerprint, "choices": kind.choices, "window": kind.window}
     wanted = json.dumps(asdict(scope) | how | {"memories": kind.memories})
-    if path.is_file():
-        with np.load(path) as kept:
-            if str(kept["wanted"]) == wanted:
-                return Measured(kept["losses"], int(kept["bytes"]), kept["by_memory"])
-    found = _measure(contender, corpus, passages, scope)
-    with atomic_path(path) as partial, partial.open("wb") as file:
-        np.savez(file, wanted=wanted, **vars(found))
+    with locked(path.parent, "measures what was trained"):
+        if (kept := _kept(path, wanted)) is not None:
+            return kept
+        found = _measure(contender, corpus, passages, scope)
+        with atomic_path(path) as partial, partial.open("wb") as file:
+            np.savez(file, wanted=wanted, **vars(found))
     return found
+
+
+def _kept(path: Path, wanted: str) -> Measured | None:
+    """What was measured before, if it was in the way that is wanted."""
+    if not path.is_file():
+        return None
+    content = BytesIO(path.read_bytes())
+    try:
+        with np.load(content) as kept:
+            how, *found = (kept[name] for name in ("wanted", "losses", "bytes", "by_memory"))
+    except Exception:  # whatever a damaged file leads numpy and zipfile to
+        raise UserError(f"{path}: is damaged; remove it, and it is measured again") from None
+    losses, size, by_memory = found
+    return Measured(losses, int(size), by_memory) if str(how) == wanted else None
 
 
 def _measure(

@@ -20,7 +20,7 @@ class Scope:
     Attributes:
         step: D, tokens from one context length to the next; the first is D itself.
         longest: the last context length, a multiple of D.
-        tokens: how many tokens are scored at most.
+        tokens: how many tokens are scored.
     """
 
     step: int
@@ -59,7 +59,8 @@ def read_passages(split: SplitIndex, scope: Scope) -> Passages:
     """Take scored tokens from a split's documents, in order, until there are enough.
 
     Raises:
-        UserError: no document is longer than the longest context.
+        UserError: no document is longer than the longest context, or there are not enough tokens
+            that have it.
     """
     parts: list[Passages] = []
     left = scope.tokens
@@ -73,6 +74,12 @@ def read_passages(split: SplitIndex, scope: Scope) -> Passages:
         raise UserError(
             f"{split.address}: no document of {split.name} is longer than {scope.longest} tokens; "
             "take a shorter --longest, or another corpus"
+        )
+    if left > 0:
+        raise UserError(
+            f"{split.address}: only {scope.tokens - left} tokens can be scored with "
+            f"{scope.longest} tokens of context, at most {_A_DOCUMENT} of a document; take fewer "
+            f"--tokens than {scope.tokens}, a shorter --longest, or more text"
         )
     first = np.cumsum([0, *(len(part.scored) for part in parts)])
     numbers = [

@@ -24,7 +24,7 @@ from rlt_dist.experiments.training import Watch, train_side_by_side
 from rlt_dist.parallel.plan.counts import parameters_of
 from rlt_dist.tasks.catalogue import TASKS
 from rlt_dist.util.errors import UserError
-from rlt_dist.util.files import write_atomic
+from rlt_dist.util.files import make_folder, write_atomic
 from rlt_dist.util.lock import locked
 from rlt_dist.util.records import append_record, parse_record, read_records, to_json
 
@@ -88,9 +88,9 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
 
     Raises:
         UserError: there is no program of a length, the task has no states between that could be
-            left unsupervised, the recipe makes no model or is not that of the task's other runs, or
-            a run has failed.
-        Trouble: another process trains or tests one of the seeds.
+            left unsupervised, the recipe makes no model or is not that of the task's other runs,
+            the folder cannot be made, or a run has failed by a mistake.
+        Trouble: another process trains or tests one of the seeds, or a run has failed otherwise.
     """
     task, recipe, output = TASKS[experiment.task](), experiment.recipe, experiment.output
     if not (experiment.every or task.every):
@@ -105,6 +105,7 @@ def run_experiment(experiment: Experiment, watch: Watch, say: Say) -> list[dict[
         )
         for seed in experiment.seeds
     }
+    make_folder(output)
     _keep_recipe(experiment)
     corpus.make()
 
