@@ -75,7 +75,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     # Narrower ones, and larger batches for fewer steps, often stay with a coset of a subgroup.
     "s5": _GROUP
     | {"width": 96, "ffn": 256, "alpha": 1.0, "rate": 2e-3, "lanes": 32}
-    | {"lengths": (2, 2, 4, 4, 8, 8, 16, 32), "steps": 7000, "rows": 1 << 16},
+    | {"lengths": (2, 2, 4, 4, 8, 8, 16, 32), "steps": 12000, "rows": 1 << 16},
     "mod5": _VALUE,
     "mod5_brackets": _VALUE,
     "addition": _VALUE | {"lengths": (1, 2, 3, 4, 5, 6, 7, 8), "tested": (4, 8, 16, 32)},
