@@ -123,7 +123,8 @@ class GuardConfig(Strict):
     """When a step is not to be trusted, and when the run is not."""
 
     max_skips: PositiveInt = 10
-    """Steps skipped in a row after which the run stops with a report in its folder."""
+    """Steps skipped in a row after which the run stops with a report in its folder; those that
+    score no token are not counted."""
     spike: SpikeConfig | None = None
     """Steps whose loss is far above that of the steps before are skipped; null: none."""
     state_norm: PositiveFloat | None = None

@@ -81,10 +81,11 @@ def is_done(config: RunConfig) -> bool:
 def _held(runs: Iterable[RunConfig]) -> Iterator[None]:
     """Hold runs for this process, before theirs do, which takes them seconds."""
     with ExitStack() as held:
-        for folder in (config.run_folder for config in runs):
+        for config in runs:
+            folder = config.run_folder
             make_folder(folder.parent)
-            own = f"trains {folder.name}", f".{folder.name}.lock"
-            held.enter_context(locked(folder.parent, *own))
+            lock = locked(folder.parent, f"trains {folder.name}", f".{folder.name}.lock")
+            held.enter_context(lock)
             if here := holder(folder):
                 raise Trouble(f"{folder}: {here}; wait for it, or give another folder")
         yield
